@@ -246,6 +246,8 @@ class PositionRun:
 
     start: int
     count: int
+    slot_start: int | None = None
+    """Cache slot of the first token where slots differ from positions; None: slot = position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

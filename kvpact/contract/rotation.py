@@ -1,8 +1,8 @@
 """The only place where an angle touches a key or a query.
 
-Shapes: T tokens, H heads, D head width, R rotary width. Positions are integers; the angle of pair i at position p
-is float32(p) * float32(inv_freq_i), and cos and sin are taken in float32 (RoFormer, section 3.2). An amplitude
-multiplies cos and sin on the way in and is divided out on the way back.
+Shapes: T tokens, H heads, D head width, R rotary width. Positions are integers; the angle of pair i at
+position p is float32(p) * float32(inv_freq_i), and cos and sin are taken in float32 (RoFormer, section
+3.2). An amplitude multiplies cos and sin on the way in and is divided out on the way back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvpact.types import KeyState, LaneOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """Angles of T tokens for one layer group. `cos` and `sin` are float32 [T, 1, R / 2], without amplitude."""
+    """Angles of T tokens of one layer group. `cos` and `sin` are float32 [T, 1, R / 2], without amplitude."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -49,7 +49,7 @@ def rotation_at(rotary: Rotary, table: RotaryTable, positions_T: torch.Tensor) -
 
 
 def rotate(x_THD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Raw [T, H, D] to rotated; computed in float32, given back in the dtype of `x_THD`. Other lanes are untouched."""
+    """Raw [T, H, D] to rotated, in float32, given back in the dtype of `x_THD`. Other lanes are untouched."""
     return _turn(x_THD, rotation, rotation.cos * rotation.amplitude, rotation.sin * rotation.amplitude)
 
 

@@ -1,0 +1,159 @@
+"""From a checked body to generation requests: prompts as tokens, limits, sampling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.api.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody, Message
+from coordinator.lifecycle import GenerationRequest
+from coordinator.model_folder import ModelText
+from coordinator.stop_strings import StopStrings
+from coordinator.text_generation import TextRules
+from kvpact.config import ApiConfig
+from kvpact.errors import BadRequest
+from kvpact.types import Sampling
+
+INLINE_CHARACTERS = 16_384
+"""Longer texts are tokenised off the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prompt with what turns its tokens into text."""
+
+    request: GenerationRequest
+    rules: TextRules
+
+
+async def completion_jobs(
+    body: CompletionBody, model: ModelText, api: ApiConfig, request_id: str
+) -> list[Job]:
+    """One job per prompt. Raises BadRequest."""
+    prompts = _prompt_list(body.prompt)
+    if len(prompts) > MAX_PROMPTS:
+        raise BadRequest(
+            f"{len(prompts)} prompts in one request; at most {MAX_PROMPTS} are possible", param="prompt"
+        )
+    add_special = body.add_special_tokens is not False
+    encoded = [await _tokens(prompt, model, add_special_tokens=add_special) for prompt in prompts]
+    asked = body.max_tokens or api.default_max_tokens
+    return [
+        _job(body, model, prompt, asked, f"{request_id}-{index}" if index else request_id, "/v1/completions")
+        for index, prompt in enumerate(encoded)
+    ]
+
+
+async def chat_job(body: ChatBody, model: ModelText, api: ApiConfig, request_id: str) -> Job:
+    """The job of one chat. Raises BadRequest."""
+    text = model.render_chat(
+        [_plain_message(message) for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        variables=body.chat_template_kwargs or {},
+    )
+    prompt = await _tokens(text, model, add_special_tokens=bool(body.add_special_tokens))
+    asked = body.max_completion_tokens or body.max_tokens or api.default_chat_max_tokens
+    return _job(body, model, prompt, asked, request_id, "/v1/chat/completions")
+
+
+def _job(
+    body: GenerationBody,
+    model: ModelText,
+    prompt: tuple[int, ...],
+    asked: int,
+    request_id: str,
+    endpoint: str,
+) -> Job:
+    _check_prompt(prompt, model, "messages" if isinstance(body, ChatBody) else "prompt")
+    table_length = min(len(prompt) + asked, model.context)
+    named = _named_stop_tokens(body, model)
+    ends = named | (frozenset() if body.ignore_eos else model.eos_token_ids)
+    return Job(
+        request=GenerationRequest(
+            request_id=request_id,
+            endpoint=endpoint,
+            prompt=prompt,
+            table_length=table_length,
+            sampling=Sampling(
+                max_output_tokens=table_length - len(prompt), stop_token_ids=ends, ignore_eos=not ends
+            ),
+        ),
+        rules=TextRules(
+            detokenizer=model.detokenizer(prompt, skip_special=body.skip_special_tokens is not False),
+            stops=StopStrings(body.stop_strings(), include=bool(body.include_stop_str_in_output)),
+            named_stop_tokens=named,
+            include_stop=bool(body.include_stop_str_in_output),
+        ),
+    )
+
+
+def _prompt_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadRequest("prompt is empty; give at least one token", param="prompt")
+    token_ids = [entry for entry in prompt if isinstance(entry, int)]
+    return [token_ids] if token_ids else [entry for entry in prompt if isinstance(entry, str | list)]
+
+
+async def _tokens(prompt: str | list[int], model: ModelText, *, add_special_tokens: bool) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    if not prompt:
+        return ()
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"the text isn't valid Unicode: {error.reason} at {error.start}", param="prompt"
+        ) from error
+    if len(prompt) <= INLINE_CHARACTERS:
+        return model.encode(prompt, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(model.encode, prompt, add_special_tokens=add_special_tokens)
+
+
+def _check_prompt(prompt: Sequence[int], model: ModelText, param: str) -> None:
+    if not prompt:
+        raise BadRequest(f"{param} is empty; give at least one token", param=param)
+    if len(prompt) >= model.context:
+        raise BadRequest(
+            f"this model's maximum context length is {model.context} tokens, but the prompt has "
+            f"{len(prompt)} tokens and at least one more is generated; shorten the prompt",
+            param=param,
+            code="context_length_exceeded",
+        )
+    _check_ids(prompt, model, param)
+
+
+def _check_ids(token_ids: Sequence[int], model: ModelText, param: str) -> None:
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < model.vocabulary:
+            raise BadRequest(
+                f"{param}[{index}] is token id {token_id}, expected one from 0 to {model.vocabulary - 1}",
+                param=param,
+            )
+
+
+def _named_stop_tokens(body: GenerationBody, model: ModelText) -> frozenset[int]:
+    _check_ids(body.stop_token_ids or (), model, "stop_token_ids")
+    return frozenset(body.stop_token_ids or ())
+
+
+def _plain_message(message: Message) -> dict[str, Any]:
+    """The message as templates want it: content is text."""
+    plain = message.model_dump(exclude_unset=True)
+    if isinstance(message.content, list):
+        texts = [part.text for part in message.content if part.type == "text"]
+        if len(texts) != len(message.content) or None in texts:
+            kinds = (
+                ", ".join(sorted({part.type for part in message.content} - {"text"})) or "text without text"
+            )
+            raise BadRequest(
+                f"a message holds a part of type {kinds}; only text is supported",
+                param="messages",
+                code="unsupported_value",
+            )
+        plain["content"] = "\n".join(text for text in texts if text is not None)
+    return plain

@@ -1,0 +1,108 @@
+"""Routes that tell how the coordinator and its workers are."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from coordinator.api.context import ApiContext, may_see_values
+from coordinator.registry import PairState, WorkerState
+from kvpact.errors import KvpactError
+from kvpact.handoff.messages import WorkerDescription
+
+
+def add_status_routes(app: FastAPI, context: ApiContext) -> None:
+    """Adds /health, /ping, /version, /ready, /metrics, /admin/pairs and /admin/workers."""
+
+    @app.get("/health")
+    @app.get("/ping")
+    @app.post("/ping")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": version("kvpact")}
+
+    @app.get("/ready")
+    async def ready(request: Request) -> Response:
+        obstacle = context.obstacle()
+        if obstacle is None:
+            return JSONResponse({"ready": True, "reasons": []})
+        told = context.told(obstacle, request)
+        reasons = [{"code": told.code, "message": told.message} | dict(told.extra)]
+        return JSONResponse({"ready": False, "reasons": reasons}, status_code=503, headers=dict(told.headers))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        snapshot = context.fleet.snapshot()
+        text = context.metrics.exposition(
+            pairs=[pair.word() for pair in snapshot.pairs],
+            loads=[(state.worker.role, state.worker.life.worker, state.load) for state in snapshot.workers],
+        )
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/admin/pairs")
+    async def pairs(request: Request) -> dict[str, Any]:
+        with_values = may_see_values(request)
+        return {"pairs": [_pair(pair, with_values=with_values) for pair in context.fleet.snapshot().pairs]}
+
+    @app.get("/admin/workers")
+    async def workers(request: Request) -> Response:
+        if not may_see_values(request):
+            return JSONResponse({"workers": []}, status_code=403)
+        states = context.fleet.snapshot().workers
+        return JSONResponse({"workers": await asyncio.gather(*(_worker(context, state) for state in states))})
+
+
+def _pair(pair: PairState, *, with_values: bool) -> dict[str, Any]:
+    from kvpact.contract.jsonform import verdict_to_json
+
+    shown: dict[str, Any] = verdict_to_json(pair.verdict) if pair.verdict else {"verdict": "pending"}
+    if not with_values:
+        hidden = ("writer", "reader", "explanation")
+        differences = [
+            {key: value for key, value in each.items() if key not in hidden}
+            for each in shown.get("differences", [])
+        ]
+        return shown | {"differences": differences}
+    names = {"prefill": pair.key.prefill.worker, "decode": pair.key.decode.worker}
+    return names | {"usable": pair.usable(), "trouble": pair.trouble} | shown
+
+
+async def _worker(context: ApiContext, state: WorkerState) -> dict[str, Any]:
+    """What the registry knows of a worker and what it says of itself now."""
+    worker = state.worker
+    known = {
+        "worker": worker.life.worker,
+        "role": worker.role.value,
+        "incarnation": worker.life.incarnation.hex(),
+        "endpoint": worker.endpoint,
+        "pid": worker.pid,
+    }
+    try:
+        return known | _described(await context.fleet.port(worker.life).describe())
+    except KvpactError as error:
+        return known | {"trouble": str(error)}
+
+
+def _described(description: WorkerDescription) -> dict[str, Any]:
+    counters, load = description.counters, description.load
+    return {
+        "blocks": {"free": load.blocks.free, "total": load.blocks.total},
+        "running_requests": load.running_requests,
+        "waiting_requests": load.waiting_requests,
+        "draining": load.draining,
+        "counters": {
+            "computed_prompt_tokens": counters.computed_prompt_tokens,
+            "computed_output_tokens": counters.computed_output_tokens,
+            "forward_steps": counters.forward_steps,
+            "committed_handoffs": counters.committed_handoffs,
+            "failed_handoffs": counters.failed_handoffs,
+            "handoff_bytes": counters.handoff_bytes,
+        },
+    }

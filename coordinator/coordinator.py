@@ -1,0 +1,218 @@
+"""The whole coordinator: HTTP for users, gRPC for workers, on the event loop that starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from coordinator.api.app import create_app
+from coordinator.api.context import ApiContext
+from coordinator.api.prompts import chat_job
+from coordinator.api.requests import ChatBody, Message
+from coordinator.fleet import Fleet
+from coordinator.generation import Answer, collect_answer
+from coordinator.grpc_transport import GrpcTransport
+from coordinator.lifecycle import Lifecycle
+from coordinator.model_folder import ModelText
+from coordinator.ports import Transport
+from coordinator.registry import PairKey
+from coordinator.service import CoordinatorServer
+from kvpact.clock import Clock, MonotonicClock, new_handoff_id, new_nonce, wall_time_s
+from kvpact.config import ApiConfig, Config
+from kvpact.errors import BadRequest, Unavailable
+from kvpact.handoff.messages import WorkerDescription
+from kvpact.metrics import Metrics
+from kvpact.types import Verdict, WorkerLife
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 30
+"""Running requests get this long to end when the coordinator stops."""
+
+
+class Coordinator:
+    """Serves from `start` to `stop`."""
+
+    def __init__(
+        self,
+        config: Config,
+        model_folder: Path,
+        *,
+        transport: Transport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Reads the model's tokenizer and config.
+
+        Raises:
+            UnreadableSource: the folder lacks something.
+            BadRequest: settings that can't be served.
+        """
+        _check_exposure(config.api)
+        clock = clock or MonotonicClock()
+        name = config.served_name or config.model.rstrip("/").rsplit("/", 1)[-1]
+        metrics = Metrics(name)
+        self._config = config
+        self._fleet = Fleet(transport or GrpcTransport(), clock, metrics)
+        self._lifecycle = Lifecycle(self._fleet, clock, metrics, new_handoff_id)
+        self._context = ApiContext(
+            config=config,
+            model=ModelText(model_folder, max_model_len=config.max_model_len),
+            model_name=name,
+            fleet=self._fleet,
+            lifecycle=self._lifecycle,
+            metrics=metrics,
+            clock=clock,
+            started_s=wall_time_s(),
+        )
+        self._grpc = CoordinatorServer(self._fleet)
+        self._http = _HttpServer(self._context, config.api)
+
+    async def start(self, *, grpc_host: str = "127.0.0.1", grpc_port: int = 0) -> tuple[int, str]:
+        """Serves; gives the HTTP port and the gRPC host:port for workers.
+
+        Raises:
+            Unavailable: an address can't be bound.
+        """
+        http_port = await self._http.start()
+        try:
+            endpoint = await self._grpc.start(grpc_host, grpc_port)
+        except Unavailable:
+            await self._http.stop()
+            raise
+        self._fleet.start()
+        logger.info("HTTP on %s:%d, workers register at %s", self._config.api.host, http_port, endpoint)
+        return http_port, endpoint
+
+    async def stop(self) -> None:
+        """Takes no new requests, lets running ones end, closes everything. Idempotent."""
+        await self._http.stop()
+        await self._lifecycle.settle()
+        await self._grpc.stop()
+        await self._fleet.stop()
+
+    async def wait_paired(self) -> None:
+        """Returns when there is a pair of workers and every pair has a verdict."""
+        while True:
+            pairs = self._fleet.snapshot().pairs
+            if pairs and all(pair.verdict is not None for pair in pairs):
+                return
+            await self._fleet.change()
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a request that needs a handoff can be served, and if not, why."""
+        obstacle = self._context.obstacle()
+        return (True, "") if obstacle is None else (False, str(obstacle))
+
+    async def chat(self, text: str, *, max_tokens: int) -> Answer:
+        """Answers one user message as /v1/chat/completions would.
+
+        Raises:
+            NoCompatiblePair: no two workers agreed on a cache.
+            KvpactError: the message can't be served, or the workers failed.
+        """
+        body = ChatBody(messages=[Message(role="user", content=text)], max_tokens=max_tokens)
+        job = await chat_job(body, self._context.model, self._config.api, new_nonce().hex())
+        return await collect_answer(
+            self._lifecycle, job.request, job.rules, self._context.account(job.request)
+        )
+
+    async def describe(self) -> list[WorkerDescription]:
+        """What each known worker says of itself now. Raises Unavailable if one doesn't answer."""
+        lives = [state.worker.life for state in self._fleet.snapshot().workers]
+        return list(await asyncio.gather(*(self._fleet.port(life).describe() for life in lives)))
+
+    def verdict(self, prefill: WorkerLife, decode: WorkerLife) -> Verdict:
+        """What a pair agreed on. Raises Unavailable if it has no verdict."""
+        for pair in self._fleet.snapshot().pairs:
+            if pair.key == PairKey(prefill, decode) and pair.verdict is not None:
+                return pair.verdict
+        raise Unavailable(f"{prefill.worker} and {decode.worker} have no verdict yet")
+
+
+class _HttpServer:
+    """uvicorn inside this loop, without its signal handlers."""
+
+    def __init__(self, context: ApiContext, api: ApiConfig) -> None:
+        self._api = api
+        self._server = _QuietServer(
+            uvicorn.Config(
+                create_app(context),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=DRAIN_S,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Binds and serves; gives the port. Raises Unavailable if the address is taken."""
+        bound = _bind(self._api.host, self._api.port)
+        self._task = asyncio.create_task(self._server.serve(sockets=[bound]), name="http")
+        port: int = bound.getsockname()[1]
+        await self._server.ready.wait()
+        return port
+
+    async def stop(self) -> None:
+        """Stops accepting, waits for running requests, closes. Idempotent."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._task = None
+
+
+class _QuietServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise Unavailable(
+            f"can't bind {host}:{port}: {error.strerror}; choose another with --port"
+        ) from error
+    return bound
+
+
+def _check_exposure(api: ApiConfig) -> None:
+    """Refuses to face a network without keys."""
+    if api.api_keys or api.insecure or _is_loopback(api.host):
+        if api.insecure and not api.api_keys:
+            logger.warning("api.insecure is set: whoever reaches %s may use this server", api.host)
+        return
+    raise BadRequest(
+        f"api.host is {api.host}, which others can reach, and api.api_keys is empty; set keys, bind "
+        "127.0.0.1, or set api.insecure: true",
+        param="api.host",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

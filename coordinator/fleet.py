@@ -1,0 +1,199 @@
+"""Keeps the registry true: pairs workers, tries again after failures, forgets silent ones, owns ports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from coordinator.ports import DecodePort, PrefillPort, RegisteredWorker, Transport, WorkerPort
+from coordinator.registry import PairKey, Registry, Snapshot
+from kvpact.clock import Clock
+from kvpact.errors import KvpactError, Unavailable
+from kvpact.metrics import Metrics
+from kvpact.types import Role, Verdict, WorkerLife, WorkerLoad
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+SILENCE_S = 5.0
+"""A worker that says nothing for this long is gone."""
+SETTLING_S = 30.0
+"""After workers came or went, a request waits up to this long for a pair before it is turned away."""
+
+
+def pairing_delay_s(failures: int) -> float:
+    """Seconds before the next try after `failures` >= 1 failed ones."""
+    return float(min(0.1 * 2 ** (failures - 1), 10.0))
+
+
+class Fleet:
+    """Runs on one event loop between `start` and `stop`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        delay_s: Callable[[int], float] = pairing_delay_s,
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._metrics = metrics
+        self._delay_s = delay_s
+        self._registry = Registry()
+        self._ports: dict[WorkerLife, WorkerPort] = {}
+        self._pairing: dict[PairKey, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._last_change_s: float | None = None
+        self._timer: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to watch for silence."""
+        self._timer = asyncio.create_task(self._watch(), name="fleet-watch")
+
+    async def stop(self) -> None:
+        """Ends every task and port. Idempotent."""
+        tasks = [*self._pairing.values(), *([self._timer] if self._timer else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for life in list(self._ports):
+            self._close_port(life)
+        await asyncio.gather(*self._closing)
+        self._timer = None
+
+    def register(self, worker: RegisteredWorker, load: WorkerLoad) -> None:
+        """Makes a worker known and pairs it with every worker of the other role."""
+        is_new = self._registry.find(worker.life) is None
+        replaced = self._registry.register(worker, load, self._clock.now())
+        if replaced is not None:
+            logger.info("%s came back as another process at %s", worker.life.worker, worker.endpoint)
+            self._close_port(replaced.life)
+        if is_new or replaced is not None:
+            logger.info(
+                "%s worker %s registered at %s", worker.role.value, worker.life.worker, worker.endpoint
+            )
+            self._ports[worker.life] = self._open(worker)
+            self._note_change()
+        self._pair_pending()
+
+    def heartbeat(self, life: WorkerLife, load: WorkerLoad) -> bool:
+        """Takes a sign of life; false where the worker has to register again."""
+        before = self._registry.find(life)
+        known = self._registry.heartbeat(life, load, self._clock.now())
+        if before is not None and before.load.draining != load.draining:
+            self._note_change()
+        return known
+
+    def expire_silent(self) -> None:
+        """Forgets workers that said nothing for SILENCE_S."""
+        for worker in self._registry.expire(self._clock.now() - SILENCE_S):
+            logger.warning("%s has been silent for %g s and is forgotten", worker.life.worker, SILENCE_S)
+            self._close_port(worker.life)
+            self._note_change()
+
+    def suspect(self, key: PairKey, error: KvpactError) -> None:
+        """Takes a pair out of use after a failure and pairs it anew."""
+        if self._registry.set_aside(key, str(error)):
+            self._note_change()
+            self._pair_pending()
+
+    def assign(self, lives: list[WorkerLife], change: int) -> None:
+        """Adds `change` to the requests that these workers hold."""
+        self._registry.assign(lives, change)
+
+    def snapshot(self) -> Snapshot:
+        """All workers and pairs now."""
+        return self._registry.snapshot()
+
+    def prefill_port(self, life: WorkerLife) -> PrefillPort:
+        """Port to a prefill worker. Raises Unavailable if it is gone."""
+        return cast("PrefillPort", self.port(life))
+
+    def decode_port(self, life: WorkerLife) -> DecodePort:
+        """Port to a decode worker. Raises Unavailable if it is gone."""
+        return cast("DecodePort", self.port(life))
+
+    def port(self, life: WorkerLife) -> WorkerPort:
+        """Port to a worker. Raises Unavailable if it is gone."""
+        if life not in self._ports:
+            raise Unavailable(f"worker {life.worker} is gone")
+        return self._ports[life]
+
+    def settling_s(self) -> float:
+        """Seconds that are left of the time granted after workers came or went; 0 when things are at rest."""
+        if self._last_change_s is None:
+            return 0.0
+        return max(0.0, self._last_change_s + SETTLING_S - self._clock.now())
+
+    def change(self) -> Awaitable[object]:
+        """Awaits the next change of a worker or a pair after this call."""
+        return self._changed.wait()
+
+    def _note_change(self) -> None:
+        self._last_change_s = self._clock.now()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _open(self, worker: RegisteredWorker) -> WorkerPort:
+        if worker.role is Role.PREFILL:
+            return self._transport.prefill_port(worker.endpoint)
+        return self._transport.decode_port(worker.endpoint)
+
+    def _close_port(self, life: WorkerLife) -> None:
+        port = self._ports.pop(life, None)
+        if port is not None:
+            task = asyncio.ensure_future(port.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _pair_pending(self) -> None:
+        for key in self._registry.unpaired():
+            if key not in self._pairing:
+                self._pairing[key] = asyncio.create_task(self._pair(key), name="pairing")
+
+    async def _pair(self, key: PairKey) -> None:
+        try:
+            await self._pair_until_settled(key)
+        finally:
+            del self._pairing[key]
+
+    async def _pair_until_settled(self, key: PairKey) -> None:
+        """Tries until the pair has a verdict or one of the two is gone."""
+        failures = 0
+        while (decode := self._registry.find(key.decode)) and self._registry.find(key.prefill):
+            try:
+                verdict = await self.prefill_port(key.prefill).connect(decode.worker)
+            except KvpactError as error:
+                failures += 1
+                self._registry.set_aside(key, str(error))
+                logger.warning("pairing %s failed, try %d: %s", _names(key), failures, error)
+                await asyncio.sleep(self._delay_s(failures))
+                continue
+            self._registry.record_verdict(key, verdict)
+            self._metrics.differences_found(verdict.differences)
+            _log_verdict(key, verdict)
+            self._wake()
+            return
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            self.expire_silent()
+
+
+def _names(key: PairKey) -> str:
+    return f"{key.prefill.worker} with {key.decode.worker}"
+
+
+def _log_verdict(key: PairKey, verdict: Verdict) -> None:
+    from kvpact.contract.explain import render_verdict
+
+    logger.info("pair %s: %s", _names(key), render_verdict(verdict))

@@ -1,0 +1,180 @@
+"""What the coordinator reads of a model: tokenizer, chat template, end tokens, context. No weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from coordinator.chat_template import ChatTemplate
+from coordinator.detokenize import ByteLevelDetokenizer, ByteLevelVocabulary, Detokenizer, WindowDetokenizer
+from kvpact.errors import BadRequest, UnreadableSource
+
+CONTEXT_FOR_DETOKENIZER = 6
+"""Prompt tokens that show a decoder that the text doesn't begin here."""
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """Tokens that tokenizer_config.json wants around a text."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+class ModelText:
+    """Text to tokens and back, for one model. Immutable after construction."""
+
+    def __init__(self, folder: Path, *, max_model_len: int | None = None) -> None:
+        """Reads the folder.
+
+        Raises:
+            UnreadableSource: a file is missing or can't be read.
+            BadRequest: `max_model_len` is above what the model has.
+        """
+        config = _read_json(folder, "config.json")
+        settings = _read_json(folder, "tokenizer_config.json", needed=False)
+        self._tokenizer = _read_tokenizer(folder)
+        self._special = {name: text for name in _SPECIAL if (text := _token_text(settings.get(name)))}
+        self._ends = self._find_ends(settings)  # None: tokenizer.json's own post-processor decides
+        self._template = _read_template(folder, settings, self._special)
+        self._byte_level = ByteLevelVocabulary(self._tokenizer) if _is_byte_level(self._tokenizer) else None
+        self.vocabulary = int(config.get("vocab_size") or self._tokenizer.get_vocab_size(True))
+        """Token ids are in [0, vocabulary)."""
+        self.context = _context(config, max_model_len)
+        """Prompt and output tokens of one request, at most."""
+        self.eos_token_ids = self._find_eos(folder, config)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Tokens of a text, with the special tokens that transformers would add."""
+        if self._ends is None or not add_special_tokens:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return (*self._ends.before, *ids, *self._ends.after)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Prompt text of a chat.
+
+        Raises:
+            BadRequest: the model has no chat template, or its template refuses the messages.
+        """
+        if self._template is None:
+            raise BadRequest("this model has no chat template; use /v1/completions", param="messages")
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    def detokenizer(self, prompt: Sequence[int], *, skip_special: bool) -> Detokenizer:
+        """A detokenizer for the output that follows `prompt`."""
+        if self._byte_level is not None:
+            return ByteLevelDetokenizer(self._byte_level, skip_special=skip_special)
+        return WindowDetokenizer(
+            self._tokenizer, prompt[-CONTEXT_FOR_DETOKENIZER:], skip_special=skip_special
+        )
+
+    def _find_ends(self, settings: Mapping[str, Any]) -> _Ends | None:
+        if "add_bos_token" not in settings and "add_eos_token" not in settings:
+            return None
+        return _Ends(
+            before=self._special_id("bos_token") if settings.get("add_bos_token") else (),
+            after=self._special_id("eos_token") if settings.get("add_eos_token") else (),
+        )
+
+    def _special_id(self, name: str) -> tuple[int, ...]:
+        token_id = self._tokenizer.token_to_id(self._special[name]) if name in self._special else None
+        return () if token_id is None else (token_id,)
+
+    def _find_eos(self, folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+        generation = _read_json(folder, "generation_config.json", needed=False)
+        for source in (generation, config):
+            found = source.get("eos_token_id")
+            if found is not None:
+                return frozenset(found if isinstance(found, list) else [found])
+        return frozenset(self._special_id("eos_token"))
+
+
+def _context(config: Mapping[str, Any], max_model_len: int | None) -> int:
+    own = config.get("max_position_embeddings")
+    if own is None and max_model_len is None:
+        raise UnreadableSource(
+            "config.json has no max_position_embeddings; set max_model_len",
+            source="config.json",
+            key="max_position_embeddings",
+        )
+    if own is not None and max_model_len is not None and max_model_len > own:
+        raise BadRequest(
+            f"max_model_len is {max_model_len}, but the model has {own} positions; set at most {own}",
+            param="max_model_len",
+        )
+    return int(max_model_len or own or 0)
+
+
+def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any]:
+    path = folder / name
+    if not needed and not path.is_file():
+        return {}
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnreadableSource(
+            f"can't read {path}: {error}; expected a JSON object", source=str(path)
+        ) from error
+    if not isinstance(loaded, dict):
+        raise UnreadableSource(
+            f"{path} holds a {type(loaded).__name__}, expected an object", source=str(path)
+        )
+    return loaded
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise UnreadableSource(
+            f"can't read {path}: {error}; save the model with its fast tokenizer", source=str(path)
+        ) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _read_template(
+    folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]
+) -> ChatTemplate | None:
+    path = folder / "chat_template.jinja"
+    source: Any = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source}
+        source = named.get("default")
+    if not source:
+        return None
+    try:
+        return ChatTemplate(str(source), special)
+    except TemplateError as error:
+        raise UnreadableSource(
+            f"the chat template in {folder} doesn't compile: {error}", source=str(path)
+        ) from error
+
+
+def _token_text(entry: Any) -> str | None:
+    """Text of a special token, which is given as text or as an object with `content`."""
+    found = entry.get("content") if isinstance(entry, dict) else entry
+    return found if isinstance(found, str) else None
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    return bool(decoder.get("type") == "ByteLevel")

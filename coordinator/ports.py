@@ -1,0 +1,125 @@
+"""What the coordinator asks of workers, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from kvpact.contract.contract import Contract
+from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
+from kvpact.types import (
+    Exactness,
+    HandoffId,
+    Role,
+    Sampling,
+    Verdict,
+    WorkerLife,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredWorker:
+    """One life of a worker as it made itself known."""
+
+    life: WorkerLife
+    role: Role
+    endpoint: str
+    """host:port on which it serves."""
+    contract: Contract
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillJob:
+    """One prompt to compute. `decode` None: one token is asked and nothing is handed over."""
+
+    handoff_id: HandoffId
+    prefill: WorkerLife
+    decode: RegisteredWorker | None
+    token_ids: tuple[int, ...]
+    """Prompt tokens, and on a resume the output tokens that the user already has."""
+    original_prompt_tokens: int
+    table_length: int
+    sampling: Sampling
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """The decode worker set blocks aside."""
+
+    held_prefix_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The decode worker owns the cache."""
+
+    payload_bytes: int
+    exactness: Exactness
+    handoff_s: float
+    exposed_s: float
+
+
+PrefillEvent = Reserved | Committed | DecodedTokens
+
+
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+class Stream(Protocol[Item_co]):
+    """Items of a call that already began. Closing it before its end cancels the call."""
+
+    def __aiter__(self) -> AsyncIterator[Item_co]:
+        """Itself."""
+
+    async def __anext__(self) -> Item_co:
+        """The next item; raises KvpactError where the worker failed or is gone."""
+
+    async def aclose(self) -> None:
+        """Ends the call. Idempotent."""
+
+
+class WorkerPort(Protocol):
+    """What both roles answer."""
+
+    async def release(self, handoff_id: HandoffId, reason: str) -> None:
+        """Gives a handoff up at any state. Idempotent. Raises KvpactError."""
+
+    async def describe(self) -> WorkerDescription:
+        """Counters and load now. Raises KvpactError."""
+
+    async def close(self) -> None:
+        """Ends the channel; running calls raise Unavailable. Idempotent."""
+
+
+class PrefillPort(WorkerPort, Protocol):
+    """A prefill worker."""
+
+    async def connect(self, decode: RegisteredWorker) -> Verdict:
+        """Pairs it with a decode worker. A reject is an answer.
+
+        Raises:
+            KvpactError: one of them can't be reached, or the probe of the pair failed.
+        """
+
+    def prefill(self, job: PrefillJob) -> Stream[PrefillEvent]:
+        """Begins to compute a prompt."""
+
+
+class DecodePort(WorkerPort, Protocol):
+    """A decode worker."""
+
+    def decode(self, job: DecodeJob) -> Stream[DecodedTokens]:
+        """Begins to decode; once per handoff."""
+
+
+class Transport(Protocol):
+    """Opens ports."""
+
+    def prefill_port(self, endpoint: str) -> PrefillPort:
+        """A port to the prefill worker at host:port."""
+
+    def decode_port(self, endpoint: str) -> DecodePort:
+        """A port to the decode worker at host:port."""

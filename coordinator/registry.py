@@ -1,0 +1,143 @@
+"""Soft state of the cluster: which workers live, what they carry, and which pairs agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from coordinator.ports import RegisteredWorker
+from kvpact.types import Role, Verdict, VerdictWord, WorkerLife, WorkerLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """A living worker and its load. `assigned` counts the running requests that it got from here."""
+
+    worker: RegisteredWorker
+    load: WorkerLoad
+    assigned: int
+    last_seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairKey:
+    """One prefill life and one decode life."""
+
+    prefill: WorkerLife
+    decode: WorkerLife
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairState:
+    """What is known of a pair. No verdict: not paired yet, or set aside; `trouble` says why, if known."""
+
+    key: PairKey
+    verdict: Verdict | None = None
+    trouble: str | None = None
+
+    def word(self) -> str:
+        """Verdict's word, or `pending`."""
+        return self.verdict.word.value if self.verdict else "pending"
+
+    def usable(self) -> bool:
+        """Whether a request may be routed to it."""
+        return self.verdict is not None and self.verdict.word is not VerdictWord.REJECT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster at one moment."""
+
+    workers: tuple[WorkerState, ...]
+    pairs: tuple[PairState, ...]
+
+    def of_role(self, role: Role) -> list[WorkerState]:
+        """Workers of one role that take new work."""
+        return [state for state in self.workers if state.worker.role is role and not state.load.draining]
+
+
+@dataclass(slots=True)
+class Registry:
+    """Keeps one life per worker name. Pure: times come in, what changed comes out."""
+
+    _workers: dict[str, WorkerState] = field(default_factory=dict)
+    _pairs: dict[PairKey, PairState] = field(default_factory=dict)
+
+    def register(self, worker: RegisteredWorker, load: WorkerLoad, now: float) -> RegisteredWorker | None:
+        """Makes a worker known; gives the other life of its name that it replaced, if any.
+
+        A worker that registers again as it was keeps its pairs.
+        """
+        known = self._workers.get(worker.life.worker)
+        same = (
+            known is not None
+            and known.worker.life == worker.life
+            and known.worker.endpoint == worker.endpoint
+        )
+        if known is not None and same:
+            self._workers[worker.life.worker] = replace(known, load=load, last_seen_s=now)
+            return None
+        if known is not None:
+            self._forget(known.worker)
+        self._workers[worker.life.worker] = WorkerState(worker=worker, load=load, assigned=0, last_seen_s=now)
+        for key in self._new_keys(worker):
+            self._pairs[key] = PairState(key=key)
+        return known.worker if known is not None else None
+
+    def heartbeat(self, life: WorkerLife, load: WorkerLoad, now: float) -> bool:
+        """Takes a sign of life; false where this life isn't known."""
+        known = self.find(life)
+        if known is None:
+            return False
+        self._workers[life.worker] = replace(known, load=load, last_seen_s=now)
+        return True
+
+    def expire(self, before_s: float) -> list[RegisteredWorker]:
+        """Forgets workers last seen before `before_s`, and gives them."""
+        silent = [state.worker for state in self._workers.values() if state.last_seen_s < before_s]
+        for worker in silent:
+            self._forget(worker)
+        return silent
+
+    def record_verdict(self, key: PairKey, verdict: Verdict) -> None:
+        """Keeps what a pair agreed on; nothing happens if one of the two is gone."""
+        if key in self._pairs:
+            self._pairs[key] = PairState(key=key, verdict=verdict)
+
+    def set_aside(self, key: PairKey, trouble: str) -> bool:
+        """Takes a pair out of use until its next verdict; false if it is unknown."""
+        if key not in self._pairs:
+            return False
+        self._pairs[key] = PairState(key=key, trouble=trouble)
+        return True
+
+    def assign(self, lives: Iterable[WorkerLife], change: int) -> None:
+        """Adds `change` to the requests that these workers hold."""
+        for life in lives:
+            known = self.find(life)
+            if known is not None:
+                self._workers[life.worker] = replace(known, assigned=known.assigned + change)
+
+    def find(self, life: WorkerLife) -> WorkerState | None:
+        """The worker of this very life."""
+        known = self._workers.get(life.worker)
+        return known if known is not None and known.worker.life == life else None
+
+    def unpaired(self) -> list[PairKey]:
+        """Pairs that wait for a verdict."""
+        return [key for key, pair in self._pairs.items() if pair.verdict is None]
+
+    def snapshot(self) -> Snapshot:
+        """All workers and pairs now."""
+        return Snapshot(workers=tuple(self._workers.values()), pairs=tuple(self._pairs.values()))
+
+    def _new_keys(self, worker: RegisteredWorker) -> list[PairKey]:
+        others = [state.worker for state in self._workers.values() if state.worker.role is not worker.role]
+        if worker.role is Role.PREFILL:
+            return [PairKey(worker.life, other.life) for other in others]
+        return [PairKey(other.life, worker.life) for other in others]
+
+    def _forget(self, worker: RegisteredWorker) -> None:
+        del self._workers[worker.life.worker]
+        for key in [key for key in self._pairs if worker.life in (key.prefill, key.decode)]:
+            del self._pairs[key]

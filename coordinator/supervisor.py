@@ -1,0 +1,61 @@
+"""Starts worker actors on Ray, waits until they serve, and ends them; Ray itself restarts what dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from kvpact.config import Config
+from kvpact.errors import KvpactError, Unavailable
+from kvpact.types import Role
+
+STOP_DEADLINE_S = 10.0
+
+
+class Supervisor:
+    """Owns the actors of one cluster from `start` to `stop`."""
+
+    def __init__(self, config: Config, actor_classes: Mapping[Role, Any]) -> None:
+        self._config = config
+        self._actor_classes = actor_classes
+        self._actors: dict[str, Any] = {}
+
+    async def start(self, coordinator: str) -> dict[str, str]:
+        """Creates every worker and gives worker name -> endpoint once all serve.
+
+        Raises:
+            KvpactError: a worker can't serve; the text is the worker's own.
+        """
+        settings = self._config.model_dump(mode="json")
+        counts = {Role.PREFILL: self._config.prefill_workers, Role.DECODE: self._config.decode_workers}
+        for role, count in counts.items():
+            for index in range(count):
+                name = f"{role}-{index}"
+                self._actors[name] = self._actor_classes[role].remote(settings, name, coordinator)
+        try:
+            endpoints = await asyncio.gather(*(actor.endpoint.remote() for actor in self._actors.values()))
+        except RayError as error:
+            raise _worker_error(error) from error
+        return dict(zip(self._actors, endpoints, strict=True))
+
+    async def stop(self) -> None:
+        """Ends every worker, by force where one doesn't answer in time. Idempotent."""
+        actors, self._actors = self._actors, {}
+        stopping = [asyncio.ensure_future(actor.stop.remote()) for actor in actors.values()]
+        if stopping:
+            await asyncio.wait(stopping, timeout=STOP_DEADLINE_S)
+        for task in stopping:
+            task.cancel()
+        for actor in actors.values():
+            ray.kill(actor, no_restart=True)
+
+
+def _worker_error(error: RayError) -> KvpactError:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, KvpactError):
+        return cause
+    return Unavailable(f"a worker could not start: {error}")

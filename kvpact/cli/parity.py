@@ -1,0 +1,3 @@
+"""`kvpact parity`."""
+def parity() -> None:
+    """x"""

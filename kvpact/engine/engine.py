@@ -1,0 +1,247 @@
+"""The engine: takes sequences from any thread, computes them on one of its own, tells what it computed."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+
+import torch
+
+from kvpact.contract.contract import Contract
+from kvpact.engine.loading import Loaded, load
+from kvpact.engine.requests import (
+    ChunkComputed,
+    EngineCounters,
+    EngineEvent,
+    EngineSettings,
+    OnEvent,
+    SequenceFailed,
+    SequenceRequest,
+    TokenComputed,
+)
+from kvpact.engine.runner import Runner
+from kvpact.engine.scheduler import Outcome, Rows, Scheduler
+from kvpact.errors import BadRequest, KvpactError, Unavailable
+from kvpact.kvcache.block_pool import BlockPool
+from kvpact.kvcache.paged_cache import PagedCache
+from kvpact.types import SequenceId
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """One model with its paged cache. Every method may be called from any thread."""
+
+    def __init__(self, settings: EngineSettings, loaded: Loaded) -> None:
+        self.contract: Contract = loaded.contract
+        self.pool: BlockPool = BlockPool(settings.cache.blocks)
+        self.cache: PagedCache = loaded.cache
+        self.model = loaded.model
+        self.eos_token_ids = loaded.eos_token_ids
+        self._context_tokens = loaded.contract.model.context_tokens
+        self._runner = Runner(loaded.model, loaded.cache)
+        self._scheduler = Scheduler(
+            pool=self.pool,
+            block_size=loaded.contract.layout.block_size,
+            context_tokens=self._context_tokens,
+            max_sequences=settings.engine.max_sequences,
+            prefill_chunk_tokens=settings.engine.prefill_chunk_tokens,
+        )
+        self._listeners: dict[SequenceId, OnEvent] = {}
+        self._counters = EngineCounters()
+        self._ids = itertools.count(1)
+        self._changed = threading.Condition()
+        """Guards everything above; notified when there may be something to compute."""
+        self._closing = False
+        self._dirty = False
+        self._thread: threading.Thread | None = None
+        self._stop_listening = self.pool.on_free(self._note_change)
+
+    @classmethod
+    def load(cls, settings: EngineSettings) -> Engine:
+        """Loads the model, derives its contract and proves by the self-check that the contract is what runs.
+
+        Raises:
+            UnreadableSource: the folder or a config fact can't be used.
+            SelfCheckFailed: the engine doesn't reproduce the model's own forward.
+        """
+        return cls(settings, load(settings))
+
+    def start(self) -> None:
+        """Starts the computing thread. Not twice."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._compute_until_closed, name="kvpact-engine", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends every sequence, frees their blocks and joins the thread. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        with self._changed:
+            self._listeners.clear()
+            sequence_ids = self._scheduler.sequence_ids()
+            self._stop_listening()
+            for sequence_id in sequence_ids:
+                self._scheduler.drop(sequence_id)
+
+    def submit(self, request: SequenceRequest, on_event: OnEvent) -> SequenceId:
+        """Queues a sequence and takes over `request.blocks`; on_event is called on the engine thread.
+
+        Raises:
+            BadRequest: tokens out of range, too long for the context or for the whole pool; blocks stay the caller's.
+            Unavailable: the engine is closing; blocks stay the caller's.
+        """
+        self._check(request)
+        stop = request.sampling.stop_token_ids
+        if not request.sampling.ignore_eos:
+            stop |= self.eos_token_ids
+        with self._changed:
+            if self._closing:
+                raise Unavailable("the engine is closing")
+            sequence_id = SequenceId(next(self._ids))
+            self._listeners[sequence_id] = on_event
+            self._scheduler.add(sequence_id, request, stop)
+            self._note_change()
+        return sequence_id
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """Ends a sequence at any state without a further event; its blocks are freed at the latest after the forward."""
+        with self._changed:
+            self._listeners.pop(sequence_id, None)
+            self._scheduler.drop(sequence_id)
+
+    def release(self, sequence_id: SequenceId) -> None:
+        """Frees the blocks that a sequence with `hold_blocks` still holds."""
+        self.cancel(sequence_id)
+
+    def counters(self) -> EngineCounters:
+        """Work since load."""
+        with self._changed:
+            return self._counters
+
+    def load_now(self) -> tuple[int, int]:
+        """Sequences that compute and sequences that wait."""
+        with self._changed:
+            return self._scheduler.load_now()
+
+    def step(self) -> bool:
+        """Computes one batch on the calling thread; False if nothing can run now."""
+        with self._changed:
+            batch = self._scheduler.next_batch()
+        if not batch:
+            return False
+        try:
+            logits = self._runner.run(batch)
+            tokens = self._runner.sample(logits)
+        except Exception as error:
+            log.exception("forward of %d sequences failed", len(batch))
+            self._fail(batch, error)
+            return True
+        with self._changed:
+            outcomes = self._scheduler.advance(batch, tokens)
+            self._count(batch)
+        for outcome in outcomes:
+            self._report(outcome, logits)
+        return True
+
+    def _compute_until_closed(self) -> None:
+        while self._wait_for_change():
+            while not self._closing and self.step():
+                pass
+
+    def _wait_for_change(self) -> bool:
+        """Sleeps until something changed; False once the engine is closing."""
+        with self._changed:
+            while not (self._dirty or self._closing):
+                self._changed.wait()
+            self._dirty = False
+            return not self._closing
+
+    def _note_change(self) -> None:
+        with self._changed:
+            self._dirty = True
+            self._changed.notify_all()
+
+    def _count(self, batch: tuple[Rows, ...]) -> None:
+        prompt = sum(rows.end - rows.start for rows in batch if not rows.decodes)
+        self._counters = EngineCounters(
+            computed_prompt_tokens=self._counters.computed_prompt_tokens + prompt,
+            computed_output_tokens=self._counters.computed_output_tokens
+            + sum(rows.decodes for rows in batch),
+            forward_steps=self._counters.forward_steps + 1,
+        )
+
+    def _report(self, outcome: Outcome, logits: dict[SequenceId, torch.Tensor]) -> None:
+        rows = outcome.rows
+        request, sequence_id = rows.sequence.request, rows.sequence.sequence_id
+        if request.hold_blocks:
+            blocks = tuple(rows.sequence.blocks)
+            self._tell(
+                ChunkComputed(sequence_id=sequence_id, computed_tokens=rows.end, blocks=blocks), last=False
+            )
+        if outcome.token_id is None:
+            return
+        event = TokenComputed(
+            sequence_id=sequence_id,
+            token_id=outcome.token_id,
+            finish_reason=outcome.finish_reason,
+            logits=logits[sequence_id].float() if request.want_logits else None,
+        )
+        self._tell(event, last=outcome.finish_reason is not None or request.stop_after_first)
+
+    def _fail(self, batch: tuple[Rows, ...], error: Exception) -> None:
+        """Ends the sequences of a forward that failed; the engine goes on with the others."""
+        shown = error if isinstance(error, KvpactError) else KvpactError(f"a forward failed: {error}")
+        with self._changed:
+            failed = self._scheduler.abort(batch)
+        for sequence_id in failed:
+            self._tell(SequenceFailed(sequence_id=sequence_id, error=shown), last=True)
+
+    def _tell(self, event: EngineEvent, *, last: bool) -> None:
+        with self._changed:
+            on_event = self._listeners.get(event.sequence_id)
+            if last:
+                self._listeners.pop(event.sequence_id, None)
+        if on_event is None:
+            return
+        try:
+            on_event(event)
+        except Exception:
+            log.exception("listener of sequence %d failed; the sequence is cancelled", event.sequence_id)
+            self.cancel(event.sequence_id)
+
+    def _check(self, request: SequenceRequest) -> None:
+        tokens, sampling = request.token_ids, request.sampling
+        remaining = (
+            1 if request.stop_after_first else sampling.max_output_tokens - request.output_tokens_so_far
+        )
+        if not tokens:
+            raise BadRequest("the prompt is empty; expected at least one token", param="prompt")
+        wrong = next((token for token in tokens if not 0 <= token < self.model.vocab_size), None)
+        if wrong is not None:
+            raise BadRequest(f"token id {wrong} is outside [0, {self.model.vocab_size})", param="prompt")
+        if remaining < 1:
+            raise BadRequest(
+                f"max_tokens {sampling.max_output_tokens}: no token is left to compute", param="max_tokens"
+            )
+        if len(tokens) >= self._context_tokens:
+            raise BadRequest(
+                f"{len(tokens)} tokens leave no room in a context of {self._context_tokens}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        block_size = self.contract.layout.block_size
+        stored = min(len(tokens) + remaining, self._context_tokens) - 1
+        if stored > self.pool.total * block_size:
+            raise BadRequest(
+                f"{stored} tokens can't fit in {self.pool.total} blocks of {block_size}; raise cache.blocks",
+                param="max_tokens",
+            )
+        assert 0 <= request.computed_tokens < len(tokens)
+        assert request.computed_tokens <= len(request.blocks) * block_size
+        assert bool(request.blocks) == bool(request.computed_tokens)
+        assert request.stop_after_first or not request.hold_blocks

@@ -1,0 +1,98 @@
+"""What goes into the engine and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvpact.config import CacheConfig, EngineConfig
+from kvpact.errors import KvpactError
+from kvpact.types import BlockId, FinishReason, Sampling, SequenceId
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvpact.contract.identity import IdentityDigests
+    from kvpact.engine.trace import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """All that one engine is made from."""
+
+    model_folder: Path
+    override: dict[str, Any]
+    """Fields of the model's config to set before loading."""
+    cache: CacheConfig
+    engine: EngineConfig
+    max_model_len: int | None
+    """Served context in tokens; None: the model's own."""
+    identity: IdentityDigests
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRequest:
+    """One sequence to go on with."""
+
+    token_ids: tuple[int, ...]
+    """Prompt tokens, then the output tokens so far."""
+    sampling: Sampling
+    table_length: int
+    """Length for which the rotary table was chosen; fixed for the whole request."""
+    output_tokens_so_far: int = 0
+    blocks: tuple[BlockId, ...] = ()
+    """Blocks with the keys and values of the first `computed_tokens` tokens; the engine owns them from here."""
+    computed_tokens: int = 0
+    stop_after_first: bool = False
+    """End after one token, whatever `sampling` still allows."""
+    hold_blocks: bool = False
+    """With `stop_after_first`: the blocks stay held after the token, until `release`."""
+    want_logits: bool = False
+    recorder: Recorder | None = None
+    """Told of every attention of this sequence; for parity reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkComputed:
+    """Keys and values of the first `computed_tokens` tokens now lie in `blocks`, which the engine still owns."""
+
+    sequence_id: SequenceId
+    computed_tokens: int
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenComputed:
+    """One more output token. With a finish reason, the last; a stop token is given out as well."""
+
+    sequence_id: SequenceId
+    token_id: int
+    finish_reason: FinishReason | None
+    logits: torch.Tensor | None
+    """float32 [vocabulary] the token was picked from, if asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceFailed:
+    """The sequence ended by an error; its blocks are back."""
+
+    sequence_id: SequenceId
+    error: KvpactError
+
+
+EngineEvent = ChunkComputed | TokenComputed | SequenceFailed
+OnEvent = Callable[[EngineEvent], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """Work since load, the self-check left out."""
+
+    computed_prompt_tokens: int = 0
+    """Tokens of prefill chunks; output tokens that are computed again after a preemption count here."""
+    computed_output_tokens: int = 0
+    """Tokens of decode rows."""
+    forward_steps: int = 0

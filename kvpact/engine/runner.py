@@ -1,0 +1,46 @@
+"""Runs scheduled rows through the model and picks tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvpact.engine.batch import Span, Step
+from kvpact.engine.model import HostedModel
+from kvpact.engine.sampler import greedy
+from kvpact.engine.scheduler import Rows
+from kvpact.kvcache.paged_cache import PagedCache
+from kvpact.types import SequenceId
+
+
+class Runner:
+    """The model and the cache it writes; one thread at a time."""
+
+    def __init__(self, model: HostedModel, cache: PagedCache) -> None:
+        self._model = model
+        self._cache = cache
+
+    def run(self, batch: Sequence[Rows]) -> dict[SequenceId, torch.Tensor]:
+        """Computes all rows in one forward; logits [vocabulary] in the compute dtype of each sequence that samples."""
+        logits_BV = self._model.forward(Step(self._cache, [_span(rows) for rows in batch]))
+        sampling = [rows.sequence.sequence_id for rows in batch if rows.samples]
+        return dict(zip(sampling, logits_BV, strict=True))
+
+    def sample(self, logits: dict[SequenceId, torch.Tensor]) -> dict[SequenceId, int]:
+        """One token for each sequence."""
+        if not logits:
+            return {}
+        picked = greedy(torch.stack(tuple(logits.values())))
+        return dict(zip(logits, picked, strict=True))
+
+
+def _span(rows: Rows) -> Span:
+    sequence = rows.sequence
+    return Span(
+        token_ids=sequence.tokens[rows.start : rows.end],
+        positions=range(rows.end),
+        blocks=sequence.blocks,
+        samples=rows.samples,
+        recorder=sequence.request.recorder,
+    )

@@ -1,0 +1,130 @@
+"""The gRPC transport: a ReaderPort over DecodeService and WorkerService of another process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+
+from kvpact.errors import ContractRefused, KvpactError
+from kvpact.handoff import codec
+from kvpact.handoff.messages import (
+    CommitReceipt,
+    HandoffState,
+    HandoffTerms,
+    PairAnswer,
+    PairOffer,
+    PushPart,
+    Reservation,
+    WorkerDescription,
+)
+from kvpact.handoff.status import from_rpc_error
+from kvpact.types import ContractDigest, HandoffId, Verdict, WorkerLife
+from kvpact.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc
+
+T = TypeVar("T")
+CALL_DEADLINE_S = 10.0
+PUSH_METHOD = "/kvpact.v1.DecodeService/Push"
+
+
+class GrpcReaderPort:
+    """A reader at `endpoint` (host:port). `life` is the process life that the owner means to talk to."""
+
+    def __init__(self, endpoint: str, life: WorkerLife, *, deadline_s: float = CALL_DEADLINE_S) -> None:
+        self.endpoint = endpoint
+        self.life = life
+        self._deadline_s = deadline_s
+        self._channel = grpc.aio.insecure_channel(endpoint)
+        self._decode = decode_pb2_grpc.DecodeServiceStub(self._channel)
+        self._worker = handoff_pb2_grpc.WorkerServiceStub(self._channel)
+        self._push = self._channel.stream_unary(
+            PUSH_METHOD,
+            request_serializer=codec.push_to_bytes,
+            response_deserializer=decode_pb2.PushResponse.FromString,
+        )
+
+    async def pair(self, offer: PairOffer) -> PairAnswer:
+        """See ReaderPort."""
+        call = self._decode.Pair(codec.encode_offer(offer), timeout=self._deadline_s)
+        return codec.decode_answer(await self._answer(call))
+
+    async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
+        """See ReaderPort. A refusal comes with the whole verdict where the reader still gives it."""
+        request = decode_pb2.ReserveRequest(
+            terms=codec.encode_terms(terms), max_output_tokens=max_output_tokens
+        )
+        try:
+            response = await self._answer(self._decode.Reserve(request, timeout=self._deadline_s))
+        except ContractRefused as error:
+            raise ContractRefused(str(error), verdict=await self._whole(error.verdict)) from error
+        return codec.decode_reservation(response.reservation)
+
+    async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
+        """See ReaderPort. An error of `parts` cancels the call and comes out as it is."""
+        call = self._push()
+        feeding = asyncio.ensure_future(_feed(call, parts))
+        answering = asyncio.ensure_future(self._answer(call))
+        try:
+            await asyncio.wait([feeding, answering], return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done() and not answering.done():
+                feeding.result()
+            return codec.decode_receipt(await answering)
+        finally:
+            feeding.cancel()
+            call.cancel()
+            await asyncio.gather(feeding, answering, return_exceptions=True)
+
+    async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
+        """See ReaderPort."""
+        request = handoff_pb2.RenewRequest(handoff_id=handoff_id, worker=codec.encode_life(life))
+        response = await self._answer(self._worker.Renew(request, timeout=self._deadline_s))
+        return codec.decode_seconds(response.lease, "lease")
+
+    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+        """See ReaderPort."""
+        request = handoff_pb2.ReleaseRequest(handoff_id=handoff_id, reason=reason)
+        response = await self._answer(self._worker.Release(request, timeout=self._deadline_s))
+        return codec.decode_state(response.previous_state)
+
+    async def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
+        """A whole verdict that the reader gave at pairing."""
+        request = handoff_pb2.GetVerdictRequest(writer_digest=writer_digest, reader_digest=reader_digest)
+        response = await self._answer(self._worker.GetVerdict(request, timeout=self._deadline_s))
+        return codec.decode_verdict(response.verdict)
+
+    async def describe(self) -> WorkerDescription:
+        """Contract, counters and load of the reader."""
+        call = self._worker.Describe(handoff_pb2.DescribeRequest(), timeout=self._deadline_s)
+        return codec.decode_description(await self._answer(call))
+
+    async def close(self) -> None:
+        """Closes the channel. Idempotent."""
+        await self._channel.close()
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, peer=self.endpoint) from error
+
+    async def _whole(self, short: Verdict) -> Verdict:
+        """The verdict that `short` was cut from; `short` itself where the reader gives none that refuses."""
+        try:
+            whole = await self.verdict(short.writer_digest, short.reader_digest)
+        except KvpactError:
+            return short
+        return whole if whole.word is short.word else short
+
+
+async def _feed(
+    call: grpc.aio.StreamUnaryCall[PushPart, decode_pb2.PushResponse], parts: AsyncIterator[PushPart]
+) -> None:
+    """Writes all parts. A call that ended stops it quietly: the call's own answer tells why."""
+    async for part in parts:
+        try:
+            await call.write(part)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+    await call.done_writing()

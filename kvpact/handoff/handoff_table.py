@@ -1,0 +1,209 @@
+"""Handoffs that this reader holds: the one owner of their blocks until they are taken or end.
+
+A block goes back to the pool exactly once, and never while a job may write into it. Used from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kvpact.clock import Clock
+from kvpact.errors import Fenced, UnknownHandoff
+from kvpact.handoff.landing import LandingHandle
+from kvpact.handoff.lease import Graveyard, LeaseTable, Tombstone
+from kvpact.handoff.lease_timer import CallLater, LeaseTimer
+from kvpact.handoff.messages import Commit, HandoffState, HandoffTerms, Reservation
+from kvpact.handoff.pairing import Judged
+from kvpact.handoff.session import Session
+from kvpact.kvcache.block_pool import BlockPool
+from kvpact.types import BlockId, HandoffId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverLimits:
+    """How long and how much a receiver holds."""
+
+    lease_s: float = 30.0
+    chunk_cap_bytes: int = 1 << 20
+    growth_watermark_blocks: int = 4
+    """Blocks that Reserve leaves free, so that running sequences can grow."""
+    retry_after_s: float = 1.0
+    tombstone_s: float = 600.0
+    tombstones: int = 16384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverCounters:
+    """Handoffs of this process life."""
+
+    committed: int = 0
+    failed: int = 0
+    """Ended before the commit, for whatever reason."""
+    expired: int = 0
+    """Ended by their lease, committed or not."""
+    landed_bytes: int = 0
+    """Payload of committed handoffs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldHandoff:
+    """One handoff between Reserve and its end. `state` is RESERVED or COMMITTED while it is in the table."""
+
+    terms: HandoffTerms
+    max_output_tokens: int
+    reservation: Reservation
+    judged: Judged
+    session: Session
+    blocks: tuple[BlockId, ...]
+    state: HandoffState = HandoffState.RESERVED
+    commit: Commit | None = None
+    handle: LandingHandle | None = None
+    scope: asyncio.Timeout | None = None
+    """Ends the running push when the handoff ends."""
+    work: asyncio.Future[None] | None = None
+    """The last job on an executor thread; at most one runs."""
+    ended: str | None = None
+    """Why it ended, for people."""
+
+
+class HandoffTable:
+    """Owns handoffs, their leases and their tombstones."""
+
+    def __init__(
+        self, *, pool: BlockPool, clock: Clock, limits: ReceiverLimits, call_later: CallLater
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._held: dict[HandoffId, HeldHandoff] = {}
+        self._freeing = 0
+        self._leases = LeaseTable(limits.lease_s)
+        self._graveyard = Graveyard(keep_s=limits.tombstone_s, most=limits.tombstones)
+        self._timer = LeaseTimer(clock=clock, on_due=self.sweep, call_later=call_later)
+        self.counters = ReceiverCounters()
+
+    def add(self, handoff: HeldHandoff) -> None:
+        """Takes a handoff and the ownership of its blocks."""
+        self._held[handoff.terms.handoff_id] = handoff
+        self.renew(handoff)
+
+    def get(self, handoff_id: HandoffId) -> HeldHandoff | None:
+        """The handoff, if it is held."""
+        return self._held.get(handoff_id)
+
+    def find(self, handoff_id: HandoffId) -> HeldHandoff:
+        """The handoff.
+
+        Raises:
+            Fenced: Decode took it.
+            UnknownHandoff: it ended, or was never reserved; says which.
+        """
+        handoff = self._held.get(handoff_id)
+        if handoff is not None:
+            return handoff
+        stone = self.tombstone(handoff_id)
+        if stone is not None and stone.state is HandoffState.DECODING:
+            found = "already decoding"
+            raise Fenced(
+                "the handoff was taken by Decode before", expected="a handoff not yet taken", found=found
+            )
+        problem = "was never reserved here" if stone is None else f"ended: {stone.reason}"
+        raise UnknownHandoff(f"handoff {handoff_id.hex()} {problem}", handoff_id=handoff_id)
+
+    def held(self) -> Iterable[HeldHandoff]:
+        """All handoffs held now."""
+        return tuple(self._held.values())
+
+    def tombstone(self, handoff_id: HandoffId) -> Tombstone | None:
+        """How a handoff ended, if it did not long ago."""
+        return self._graveyard.find(handoff_id, self._clock.now())
+
+    def renew(self, handoff: HeldHandoff) -> None:
+        """Gives the handoff a whole lease from now on."""
+        self._leases.renew(handoff.terms.handoff_id, self._clock.now())
+        self._timer.arm(self._leases.next_expiry())
+
+    def commit(self, handoff: HeldHandoff, commit: Commit) -> None:
+        """Makes the cache takeable, in one step."""
+        assert handoff.ended is None
+        handoff.state, handoff.commit = HandoffState.COMMITTED, commit
+        self._count(committed=1, landed_bytes=handoff.session.payload_bytes)
+        self.renew(handoff)
+
+    def take(self, handoff: HeldHandoff, holder: str) -> tuple[BlockId, ...]:
+        """Passes the ownership of a committed handoff's blocks to the caller."""
+        assert handoff.state is HandoffState.COMMITTED
+        self._remove(handoff, HandoffState.DECODING, "taken by Decode")
+        self._pool.move(handoff.blocks, holder)
+        return handoff.blocks
+
+    def end(self, handoff: HeldHandoff, reason: str) -> None:
+        """Ends a handoff at any state; its blocks go back at once, or when the running job lets go. Idempotent."""
+        if handoff.ended is not None:
+            return
+        if handoff.state is HandoffState.RESERVED:
+            self._count(failed=1)
+        self._remove(handoff, HandoffState.RELEASED, reason)
+        if handoff.scope is not None:
+            handoff.scope.reschedule(asyncio.get_running_loop().time())
+        if handoff.work is None:
+            self._pool.free(handoff.blocks)
+        elif handoff.work.done():
+            self._free_after(handoff, handoff.work)
+        else:
+            self._freeing += 1
+            handoff.work.add_done_callback(lambda work: self._free_late(handoff, work))
+
+    def bury(self, handoff_id: HandoffId, reason: str) -> None:
+        """Keeps a handoff that was never seen from being reserved later."""
+        self._graveyard.bury(
+            handoff_id, Tombstone(state=HandoffState.RELEASED, reason=reason), self._clock.now()
+        )
+
+    def sweep(self) -> None:
+        """Ends every handoff whose lease is over; sets the alarm for the next."""
+        for handoff_id in self._leases.expired(self._clock.now()):
+            self._count(expired=1)
+            self.end(self._held[handoff_id], "its lease expired")
+        self._timer.arm(self._leases.next_expiry())
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._timer.close()
+        for handoff in self.held():
+            self.end(handoff, "the worker stops")
+
+    def freeing(self) -> int:
+        """Handoffs that ended while a job still writes into their blocks."""
+        return self._freeing
+
+    def _remove(self, handoff: HeldHandoff, state: HandoffState, reason: str) -> None:
+        handoff_id = handoff.terms.handoff_id
+        handoff.ended, handoff.state = reason, state
+        del self._held[handoff_id]
+        self._leases.drop(handoff_id)
+        self._graveyard.bury(handoff_id, Tombstone(state=state, reason=reason), self._clock.now())
+
+    def _free_late(self, handoff: HeldHandoff, work: asyncio.Future[None]) -> None:
+        self._freeing -= 1
+        self._free_after(handoff, work)
+
+    def _free_after(self, handoff: HeldHandoff, work: asyncio.Future[None]) -> None:
+        """Gives the blocks back; an error of the last job has nobody left to go to but the log."""
+        if work.exception() is not None:
+            logger.info("handoff %s: last job failed: %s", handoff.terms.handoff_id.hex(), work.exception())
+        self._pool.free(handoff.blocks)
+
+    def _count(self, *, committed: int = 0, failed: int = 0, expired: int = 0, landed_bytes: int = 0) -> None:
+        counted = self.counters
+        self.counters = replace(
+            counted,
+            committed=counted.committed + committed,
+            failed=counted.failed + failed,
+            expired=counted.expired + expired,
+            landed_bytes=counted.landed_bytes + landed_bytes,
+        )

@@ -1,0 +1,218 @@
+"""What writer and reader of a handoff say to each other, as frozen values that mirror the protobuf messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvpact.contract.contract import Contract, RotaryTable
+from kvpact.types import (
+    ContractDigest,
+    Exactness,
+    FinishReason,
+    HandoffId,
+    PlanStep,
+    PositionRun,
+    Role,
+    Sampling,
+    Verdict,
+    WorkerCounters,
+    WorkerLife,
+    WorkerLoad,
+)
+
+Buffer = bytes | memoryview
+
+
+class HandoffState(StrEnum):
+    """State of a handoff on the reader's side."""
+
+    RESERVED = "reserved"
+    COMMITTED = "committed"
+    DECODING = "decoding"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTable:
+    """Table really used for one layer group; None for key_state NONE."""
+
+    group: int
+    table: RotaryTable | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredPositions:
+    """Positions [start, end) that the reader needs of one layer group."""
+
+    group: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Adapter content that made a cache."""
+
+    weights_digest: bytes
+    rank: int
+    alpha: float
+    scale: float
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffTerms:
+    """Everything about one handoff that isn't in the contract."""
+
+    handoff_id: HandoffId
+    writer: WorkerLife
+    reader: WorkerLife
+    contract_digest: ContractDigest
+    token_ids: tuple[int, ...]
+    token_digest: bytes
+    """SHA-256 over the prompt tokens as little-endian int32."""
+    positions: tuple[PositionRun, ...]
+    next_position: int
+    table_length: int
+    tables: tuple[GroupTable, ...]
+    adapter: Adapter | None = None
+    required: tuple[RequiredPositions, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Room as the reader granted it."""
+
+    handoff_id: HandoffId
+    generation: int
+    """Fences late writers; at least 1."""
+    lease_s: float
+    held_prefix_tokens: int
+    chunk_cap_bytes: int
+    transports: tuple[str, ...]
+    """Best first."""
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOffer:
+    """A writer's contract, serialised; the body is decoded only if the reader knows `schema_major`."""
+
+    schema_major: int
+    contract_digest: ContractDigest
+    writer: WorkerLife
+    reader: WorkerLife
+    contract: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairAnswer:
+    """The whole verdict, reject included, with the reader's own contract."""
+
+    verdict: Verdict
+    reader_contract: Contract
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """First part of a push."""
+
+    handoff_id: HandoffId
+    generation: int
+    contract_digest: ContractDigest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHeader:
+    """Where the bytes of a chunk go: writer's blocks [block_start, block_start + block_count) of one layer."""
+
+    handoff_id: HandoffId
+    generation: int
+    sequence: int
+    layer: int
+    block_start: int
+    block_count: int
+    key_bytes: int
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Keys and values of some blocks, as the writer stores them. On the wire the values follow the keys."""
+
+    header: ChunkHeader
+    checksum: int
+    """xxh3_64 over header, contract digest, token digest, keys and values."""
+    keys: Buffer
+    values: Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """Rows of one position that let the reader check what the writer says; float32, [head, lane]."""
+
+    layer: int
+    position: int
+    raw_key: bytes
+    attended_key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Last part of a push."""
+
+    chunk_count: int
+    payload_bytes: int
+    first_token_id: int
+    first_token_logprob: float | None = None
+    witnesses: tuple[Witness, ...] = ()
+
+
+PushPart = Open | Chunk | Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitReceipt:
+    """The reader owns the cache; what the conversion did."""
+
+    exactness: Exactness
+    max_abs_error: float | None
+    """Set for a lossy plan only."""
+    plan: tuple[PlanStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeJob:
+    """Order to decode a committed handoff."""
+
+    handoff_id: HandoffId
+    decode: WorkerLife
+    """Process life that is meant."""
+    token_ids: tuple[int, ...]
+    """Prompt tokens and output tokens so far, the first output token included."""
+    sampling: Sampling
+    original_prompt_tokens: int
+    """Output tokens are counted from there."""
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedTokens:
+    """One or more output tokens in order; the sequence goes on while finish_reason is None."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDescription:
+    """What a worker is and carries."""
+
+    life: WorkerLife
+    role: Role
+    contract: Contract
+    counters: WorkerCounters
+    load: WorkerLoad
+    pid: int

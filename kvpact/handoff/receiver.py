@@ -1,0 +1,259 @@
+"""The reader's side of handoffs: pairs, reserves, takes bytes in, and gives committed handoffs to the decoder.
+
+Runs on one event loop; landings run on executor threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from kvpact.clock import Clock, new_nonce
+from kvpact.contract.compare import Policy, pairing_reach
+from kvpact.contract.contract import Contract
+from kvpact.errors import BadRequest, Exhausted, Fenced, Unavailable, UnknownHandoff
+from kvpact.handoff.arrival import Arrival
+from kvpact.handoff.chunks import block_count, blocks_per_chunk, layer_blocks
+from kvpact.handoff.handoff_table import HandoffTable, HeldHandoff, ReceiverCounters, ReceiverLimits
+from kvpact.handoff.landing import Landing
+from kvpact.handoff.lease_timer import CallLater, loop_call_later
+from kvpact.handoff.messages import (
+    CommitReceipt,
+    HandoffState,
+    HandoffTerms,
+    PairAnswer,
+    PairOffer,
+    PushPart,
+    Reservation,
+)
+from kvpact.handoff.pairing import Judged, PairBook
+from kvpact.handoff.session import Expected, new_session
+from kvpact.handoff.terms import check_terms
+from kvpact.kvcache.block_pool import BlockPool
+from kvpact.types import BlockId, ContractDigest, HandoffId, Verdict, WorkerLife
+
+TRANSPORTS = ("grpc",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A committed handoff that its taker owns: prompt, cache and first token."""
+
+    handoff_id: HandoffId
+    token_ids: tuple[int, ...]
+    """Prompt tokens; their keys and values are in `blocks`."""
+    blocks: tuple[BlockId, ...]
+    """In order, in the reader's block size; the taker frees them."""
+    next_position: int
+    table_length: int
+    first_token_id: int
+    first_token_logprob: float | None
+    max_output_tokens: int
+
+
+class Receiver:
+    """A ReaderPort, and so its own in-process transport.
+
+    Args:
+        executor: threads for landings; None takes the event loop's own.
+        call_later: sets the alarm for leases; None takes the running event loop's.
+    """
+
+    def __init__(
+        self,
+        *,
+        life: WorkerLife,
+        contract: Contract,
+        policy: Policy,
+        pool: BlockPool,
+        landing: Landing,
+        clock: Clock,
+        limits: ReceiverLimits | None = None,
+        executor: Executor | None = None,
+        call_later: CallLater = loop_call_later,
+    ) -> None:
+        self._life = life
+        self._contract = contract
+        self._pool = pool
+        self._limits = limits or ReceiverLimits()
+        self._pairs = PairBook(contract, policy)
+        self._table = HandoffTable(pool=pool, clock=clock, limits=self._limits, call_later=call_later)
+        self._arrival = Arrival(table=self._table, landing=landing, executor=executor)
+        self._generation = 0
+        self._draining = False
+
+    async def pair(self, offer: PairOffer) -> PairAnswer:
+        """See ReaderPort. A writer's new life ends what its old one reserved."""
+        self._check_life(offer.reader)
+        verdict = self._pairs.offer(offer)
+        for handoff in self._table.held():
+            writer = handoff.terms.writer
+            if writer.worker == offer.writer.worker and writer != offer.writer and handoff.commit is None:
+                self._table.end(handoff, "its writer restarted")
+        return PairAnswer(verdict=verdict, reader_contract=self._contract)
+
+    async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
+        """See ReaderPort. The same terms under the same id give the same reservation."""
+        self._check_life(terms.reader)
+        held = self._held_before(terms, max_output_tokens)
+        if held is not None:
+            return held.reservation
+        if self._draining:
+            raise Unavailable(f"decode worker {self._life.worker} is draining")
+        judged = self._pairs.usable(terms)
+        check_terms(terms, judged.contract, context_tokens=pairing_reach(judged.contract, self._contract))
+        if max_output_tokens < 1:
+            raise BadRequest(
+                f"max_output_tokens is {max_output_tokens}; expected at least 1", param="max_output_tokens"
+            )
+        for layer in layer_blocks(judged.contract, terms.required):
+            blocks_per_chunk(layer, self._limits.chunk_cap_bytes)
+        handoff = self._grant(terms, max_output_tokens, judged)
+        self._table.add(handoff)
+        return handoff.reservation
+
+    async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
+        """See ReaderPort. A cancelled or broken stream ends the handoff at once."""
+        return await self._arrival.take_in(parts)
+
+    async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
+        """See ReaderPort."""
+        self._check_life(life)
+        self._table.renew(self._table.find(handoff_id))
+        return self._limits.lease_s
+
+    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+        """See ReaderPort. A handoff that Decode took stays the decoder's to end."""
+        handoff = self._table.get(handoff_id)
+        if handoff is not None:
+            state = handoff.state
+            self._table.end(handoff, f"released: {reason}")
+            return state
+        stone = self._table.tombstone(handoff_id)
+        if stone is None:
+            self._table.bury(handoff_id, f"released before it was reserved: {reason}")
+            return None
+        return stone.state
+
+    def take(
+        self, handoff_id: HandoffId, life: WorkerLife, token_ids: tuple[int, ...] | None = None
+    ) -> Taken:
+        """Passes a committed handoff to the decoder, which owns its blocks from here; once per handoff.
+
+        Args:
+            token_ids: prompt and first token as the order to decode has them; None skips the comparison.
+
+        Raises:
+            Fenced: another life is meant, or the handoff was taken before.
+            UnknownHandoff: it ended, was never reserved, or isn't committed.
+            BadRequest: token_ids aren't what was handed over.
+        """
+        self._check_life(life)
+        handoff = self._table.find(handoff_id)
+        terms, commit = handoff.terms, handoff.commit
+        if commit is None:
+            raise UnknownHandoff(f"handoff {handoff_id.hex()} isn't committed", handoff_id=handoff_id)
+        if token_ids is not None and token_ids != (*terms.token_ids, commit.first_token_id):
+            raise BadRequest(
+                "token_ids aren't the prompt and first token that were handed over", param="token_ids"
+            )
+        return Taken(
+            handoff_id=handoff_id,
+            token_ids=terms.token_ids,
+            blocks=self._table.take(handoff, "sequence"),
+            next_position=terms.next_position,
+            table_length=terms.table_length,
+            first_token_id=commit.first_token_id,
+            first_token_logprob=commit.first_token_logprob,
+            max_output_tokens=handoff.max_output_tokens,
+        )
+
+    def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
+        """A verdict given at pairing. Raises BadRequest where there is none."""
+        return self._pairs.verdict(writer_digest, reader_digest)
+
+    def drain(self) -> None:
+        """Reserves nothing new; what is held goes on."""
+        self._draining = True
+
+    def sweep(self) -> None:
+        """Ends what outlived its lease; the alarm calls it by itself."""
+        self._table.sweep()
+
+    def held(self) -> int:
+        """Handoffs whose blocks are the receiver's now, ended ones included whose last landing still runs."""
+        return len(tuple(self._table.held())) + self._table.freeing()
+
+    def counters(self) -> ReceiverCounters:
+        """Counts of this process life."""
+        return self._table.counters
+
+    def close(self) -> None:
+        """Ends every handoff and takes the alarm back."""
+        self._table.close()
+
+    def _check_life(self, meant: WorkerLife) -> None:
+        if meant != self._life:
+            raise Fenced(
+                f"{meant.worker} in life {meant.incarnation.hex()} is meant; this is {self._life.worker}",
+                expected=self._life.incarnation.hex(),
+                found=meant.incarnation.hex(),
+            )
+
+    def _held_before(self, terms: HandoffTerms, max_output_tokens: int) -> HeldHandoff | None:
+        """The handoff that this id already names, if its terms are the same."""
+        held, stone = self._table.get(terms.handoff_id), self._table.tombstone(terms.handoff_id)
+        if held is None and stone is None:
+            return None
+        if held is not None and (held.terms, held.max_output_tokens) == (terms, max_output_tokens):
+            return held
+        found = "an id with other terms" if stone is None else f"an id whose handoff ended ({stone.reason})"
+        raise Fenced(
+            f"handoff {terms.handoff_id.hex()} can't be reserved: it is {found}", expected="a new handoff id", found=found
+        )
+
+    def _grant(self, terms: HandoffTerms, max_output_tokens: int, judged: Judged) -> HeldHandoff:
+        """Allocates all blocks of a prompt, or none."""
+        limits, layout = self._limits, judged.contract.layout
+        needed, counts = (
+            block_count(len(terms.token_ids), self._contract.layout.block_size),
+            self._pool.counts(),
+        )
+        if needed > counts.total:
+            raise BadRequest(
+                f"the prompt takes {needed} blocks, the pool has {counts.total}", param="terms.token_ids"
+            )
+        watermark = min(limits.growth_watermark_blocks, counts.total - needed)
+        if counts.free - needed < watermark:
+            raise Exhausted(
+                f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, {watermark} stay so",
+                retry_after_s=limits.retry_after_s,
+            )
+        blocks = self._pool.allocate(needed, "handoff")
+        self._generation += 1
+        expected = Expected(
+            handoff_id=terms.handoff_id,
+            generation=self._generation,
+            contract_digest=terms.contract_digest,
+            block_count=block_count(len(terms.token_ids), layout.block_size),
+            layers=layer_blocks(judged.contract, terms.required),
+            chunk_cap_bytes=limits.chunk_cap_bytes,
+        )
+        reservation = Reservation(
+            handoff_id=terms.handoff_id,
+            generation=self._generation,
+            lease_s=limits.lease_s,
+            held_prefix_tokens=0,
+            chunk_cap_bytes=limits.chunk_cap_bytes,
+            transports=TRANSPORTS,
+            nonce=new_nonce(),
+        )
+        return HeldHandoff(
+            terms=terms,
+            max_output_tokens=max_output_tokens,
+            reservation=reservation,
+            judged=judged,
+            session=new_session(expected),
+            blocks=blocks,
+        )

@@ -1,0 +1,149 @@
+"""Terms of one handoff: what a writer must say about a prompt, and whether it said it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvpact.contract.contract import Contract, LayerGroup
+from kvpact.contract.tables import table_at
+from kvpact.errors import BadRequest
+from kvpact.handoff.messages import GroupTable, HandoffTerms, RequiredPositions
+from kvpact.types import ContractDigest, HandoffId, LayerKind, PositionRun, WorkerLife
+
+
+def make_terms(
+    *,
+    handoff_id: HandoffId,
+    writer: WorkerLife,
+    reader: WorkerLife,
+    contract: Contract,
+    contract_digest: ContractDigest,
+    token_ids: Iterable[int],
+    table_length: int,
+) -> HandoffTerms:
+    """Terms of a prompt whose first token is at position 0, without an adapter."""
+    tokens = tuple(token_ids)
+    return HandoffTerms(
+        handoff_id=handoff_id,
+        writer=writer,
+        reader=reader,
+        contract_digest=contract_digest,
+        token_ids=tokens,
+        token_digest=digest_tokens(tokens),
+        positions=(PositionRun(start=0, count=len(tokens)),),
+        next_position=len(tokens),
+        table_length=table_length,
+        tables=tables_at(contract, table_length),
+        required=required_positions(contract, len(tokens)),
+    )
+
+
+def digest_tokens(token_ids: Sequence[int]) -> bytes:
+    """SHA-256 over token ids as little-endian int32."""
+    return hashlib.sha256(np.asarray(token_ids, dtype="<i4").tobytes()).digest()
+
+
+def tables_at(contract: Contract, table_length: int) -> tuple[GroupTable, ...]:
+    """The table that runs for a request of `table_length` tokens, for each group; None where keys aren't rotated."""
+    context = contract.model.context_tokens
+    return tuple(
+        GroupTable(group=index, table=table_at(group.rotary, length=table_length, context_tokens=context))
+        for index, group in enumerate(contract.layer_groups)
+    )
+
+
+def required_positions(contract: Contract, prompt_tokens: int) -> tuple[RequiredPositions, ...]:
+    """Prompt positions that the next token can reach, for each group."""
+    return tuple(
+        RequiredPositions(group=index, start=_first_reachable(group, prompt_tokens), end=prompt_tokens)
+        for index, group in enumerate(contract.layer_groups)
+    )
+
+
+def check_terms(terms: HandoffTerms, writer: Contract, *, context_tokens: int) -> None:
+    """Gives nothing back for terms that agree with themselves and with the writer's contract.
+
+    Args:
+        context_tokens: positions that both sides serve.
+
+    Raises:
+        BadRequest: `param` names the field at fault.
+    """
+    prompt_tokens = len(terms.token_ids)
+    if terms.token_digest != digest_tokens(terms.token_ids):
+        raise _refusal("token_digest", "isn't the digest of token_ids")
+    _check_positions(terms, context_tokens)
+    if not prompt_tokens <= terms.table_length <= context_tokens:
+        wanted = f"[{prompt_tokens}, {context_tokens}]"
+        raise _refusal("table_length_tokens", f"is {terms.table_length}; expected {wanted}")
+    if terms.adapter is not None:
+        raise _refusal("adapter", "is set; this reader serves the model without adapters only")
+    _check_tables(terms, writer)
+    _check_required(terms, writer)
+
+
+def _check_positions(terms: HandoffTerms, context_tokens: int) -> None:
+    prompt_tokens, told = len(terms.token_ids), sum(run.count for run in terms.positions)
+    if told != prompt_tokens:
+        raise _refusal("positions", f"cover {told} tokens; token_ids holds {prompt_tokens}")
+    last_end = 0
+    for index, run in enumerate(terms.positions):
+        if run.slot_start not in (None, run.start):
+            raise _refusal(
+                f"positions[{index}].slot_start",
+                f"is {run.slot_start}; this reader takes slots equal to positions",
+            )
+        if run.start < last_end:
+            raise _refusal(f"positions[{index}].start", f"is {run.start}; the run before ends at {last_end}")
+        last_end = run.start + run.count
+    if last_end > context_tokens:
+        raise _refusal("positions", f"end at {last_end}; the context is {context_tokens} tokens")
+    if terms.next_position < last_end:
+        raise _refusal("next_position", f"is {terms.next_position}; positions end at {last_end}")
+    if (terms.positions[0].start, last_end, terms.next_position) != (0, prompt_tokens, prompt_tokens):
+        raise _refusal("positions", f"aren't [0, {prompt_tokens}); this reader takes prompts without gaps")
+
+
+def _check_tables(terms: HandoffTerms, writer: Contract) -> None:
+    if len({entry.group for entry in terms.tables}) != len(terms.tables):
+        raise _refusal("tables", "name a layer group twice")
+    shipped = {entry.group: entry.table for entry in terms.tables}
+    for expected in tables_at(writer, terms.table_length):
+        found = shipped.pop(expected.group, None)
+        if found != expected.table:
+            problem = (
+                "is absent" if found is None else "isn't the table of the paired contract at this length"
+            )
+            raise _refusal(f"tables of group {expected.group}", problem)
+    if shipped:
+        raise _refusal("tables", f"name group {min(shipped)}, which the paired contract hasn't")
+
+
+def _check_required(terms: HandoffTerms, writer: Contract) -> None:
+    shipped = {entry.group: entry for entry in terms.required}
+    for expected in required_positions(writer, len(terms.token_ids)):
+        found = shipped.get(expected.group)
+        if found is None or found.start > expected.start or found.end != expected.end:
+            told = "nothing" if found is None else f"[{found.start}, {found.end})"
+            wanted = f"[{expected.start}, {expected.end})"
+            raise _refusal(
+                f"required of group {expected.group}", f"is {told}; the next token reaches {wanted}"
+            )
+
+
+def _first_reachable(group: LayerGroup, prompt_tokens: int) -> int:
+    """First position visible to the token at position `prompt_tokens`."""
+    match group.kind, group.window:
+        case LayerKind.SLIDING, int(window):
+            return max(0, prompt_tokens - window + 1)
+        case LayerKind.CHUNKED, int(chunk):
+            return prompt_tokens // chunk * chunk
+        case _:
+            return 0
+
+
+def _refusal(field: str, problem: str) -> BadRequest:
+    return BadRequest(f"terms.{field} {problem}", param=f"terms.{field}")

@@ -1,0 +1,78 @@
+"""Runs one worker on an event loop in a thread of its own, for shells that bring no loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from kvpact.errors import Unavailable
+
+
+class Worker(Protocol):
+    """What a shell needs of a worker, prefill or decode."""
+
+    async def start(self) -> str:
+        """Serves, registers, gives the advertised host:port."""
+
+    async def drain(self) -> int:
+        """Takes no new work from now on; requests that still run."""
+
+    async def stop(self) -> None:
+        """Ends everything that `start` began."""
+
+
+class WorkerHost:
+    """Owns the thread and the loop of one worker from `start` to `stop`."""
+
+    def __init__(self, build: Callable[[], Worker]) -> None:
+        self._build = build
+        self._serving: Future[str] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._worker: Worker | None = None
+        self._thread = threading.Thread(target=self._run, name="kvpact-worker", daemon=True)
+
+    def start(self) -> str:
+        """Builds the worker, serves and gives its endpoint; raises what building or serving raised."""
+        self._thread.start()
+        return self._serving.result()
+
+    def endpoint(self) -> str:
+        """Advertised host:port of the serving worker."""
+        return self._serving.result(timeout=0)
+
+    def alive(self) -> bool:
+        """Whether the worker's loop runs."""
+        return self._thread.is_alive() and self._serving.done() and self._serving.exception() is None
+
+    def drain(self) -> int:
+        """Takes no new work from now on; requests that still run."""
+        if self._worker is None:
+            raise Unavailable("the worker is not serving")
+        return asyncio.run_coroutine_threadsafe(self._worker.drain(), self._loop).result()
+
+    def stop(self) -> None:
+        """Ends the worker and joins its thread. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        try:
+            self._worker = self._build()
+            endpoint = await self._worker.start()
+        except Exception as error:
+            self._serving.set_exception(error)
+            return
+        self._serving.set_result(endpoint)
+        await self._stopped.wait()
+        await self._worker.stop()

@@ -1,0 +1,98 @@
+"""Keeps one worker known to the coordinator: registers, beats, and registers again when asked or after silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from kvpact.contract.contract import Contract
+from kvpact.handoff import codec
+from kvpact.types import Role, WorkerLife, WorkerLoad
+from kvpact.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+CALL_DEADLINE_S = 5.0
+RETRY_S = 0.5
+
+
+class Registrar:
+    """Announces a serving worker until it is stopped. An unreachable coordinator is tried again for ever."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: str,
+        life: WorkerLife,
+        role: Role,
+        endpoint: str,
+        contract: Contract,
+        load: Callable[[], WorkerLoad],
+    ) -> None:
+        self._life = life
+        self._load = load
+        self._registration = coordinator_pb2.RegisterRequest(
+            worker=codec.encode_life(life),
+            role=codec.encode_role(role),
+            endpoint=endpoint,
+            contract=codec.encode_contract(contract),
+            pid=os.getpid(),
+        )
+        self._channel = grpc.aio.insecure_channel(coordinator)
+        self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
+        self._stopped = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to announce; needs a running event loop."""
+        self._task = asyncio.create_task(self._announce())
+
+    async def stop(self) -> None:
+        """Ends announcing and closes the channel. Idempotent."""
+        self._stopped.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+        await self._channel.close()
+
+    async def _announce(self) -> None:
+        while not self._stopped.is_set():
+            interval_s = await self._try(self._register)
+            while interval_s is not None and not await self._pause(interval_s):
+                if await self._try(self._beat) is None:
+                    break
+            if interval_s is None:
+                await self._pause(RETRY_S)
+
+    async def _register(self) -> float | None:
+        request = coordinator_pb2.RegisterRequest()
+        request.CopyFrom(self._registration)
+        request.load.CopyFrom(codec.encode_load(self._load()))
+        response = await self._stub.Register(request, timeout=CALL_DEADLINE_S)
+        return float(response.heartbeat_interval.ToTimedelta().total_seconds())
+
+    async def _beat(self) -> float | None:
+        request = coordinator_pb2.HeartbeatRequest(
+            worker=codec.encode_life(self._life), load=codec.encode_load(self._load())
+        )
+        response = await self._stub.Heartbeat(request, timeout=CALL_DEADLINE_S)
+        return None if response.register_again else 0.0
+
+    async def _try(self, call: Callable[[], Awaitable[float | None]]) -> float | None:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            logger.warning("coordinator answered %s: %s", error.code().name, error.details())
+            return None
+
+    async def _pause(self, seconds: float) -> bool:
+        """Waits; true when stopped meanwhile."""
+        try:
+            await asyncio.wait_for(self._stopped.wait(), timeout=seconds)
+        except TimeoutError:
+            return False
+        return True

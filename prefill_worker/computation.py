@@ -1,0 +1,121 @@
+"""One prompt in the engine: follows its events, lets the sender read its blocks, gives them back on leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import torch
+
+from kvpact.engine.engine import Engine
+from kvpact.engine.requests import ChunkComputed, SequenceFailed, SequenceRequest, TokenComputed
+from kvpact.engine.stream import stream
+from kvpact.errors import KvpactError
+from kvpact.handoff.messages import Buffer
+from kvpact.handoff.sender import SendingHandoff
+from kvpact.types import BlockId, SequenceId
+from prefill_worker.jobs import Committed, FirstToken, PrefillJob
+
+
+class Computation:
+    """One prompt in the engine. Its blocks are read by the sender and given back on leaving."""
+
+    def __init__(self, engine: Engine, job: PrefillJob) -> None:
+        self._engine = engine
+        self._request = SequenceRequest(
+            token_ids=job.token_ids,
+            sampling=job.sampling,
+            table_length=job.table_length,
+            output_tokens_so_far=len(job.token_ids) - job.original_prompt_tokens,
+            stop_after_first=True,
+            hold_blocks=job.decode is not None,
+        )
+        self._computed: asyncio.Queue[int | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[TokenComputed] = loop.create_future()
+        self._to_commit: asyncio.Future[int] = loop.create_future()
+        """The first token, if the sequence goes on after it."""
+        self._blocks: tuple[BlockId, ...] = ()
+        self._sequence_id: SequenceId | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Computation:
+        self._following = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._following is not None
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        for outcome in (self._first, self._to_commit):
+            if not outcome.cancel() and not outcome.cancelled():
+                outcome.exception()
+        if self._sequence_id is not None:
+            self._engine.release(self._sequence_id)
+
+    async def first_token(self) -> FirstToken:
+        """Awaits the first output token. Raises what the engine failed with."""
+        token = await self._first
+        return FirstToken(token_id=token.token_id, finish_reason=token.finish_reason)
+
+    async def send(self, handoff: SendingHandoff) -> tuple[FirstToken, Committed | None]:
+        """Sends blocks as they are computed, then commits; no commit where the first token ends the sequence."""
+        sending = asyncio.ensure_future(handoff.send(self._progress(), self._read, self._to_commit))
+        try:
+            await asyncio.wait([sending, self._first], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            first = await self.first_token()
+            if first.finish_reason is not None:
+                return first, None
+            sent = await sending
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        return first, Committed(
+            receipt=sent.receipt,
+            payload_bytes=sent.payload_bytes,
+            handoff_s=sent.handoff_s,
+            exposed_s=sent.exposed_s,
+        )
+
+    def fail(self, error: KvpactError) -> None:
+        """Ends the computation with `error`, unless the first token is there."""
+        if not self._first.done():
+            self._first.set_exception(error)
+            self._computed.put_nowait(None)
+
+    async def _follow(self) -> None:
+        """Turns the engine's events into progress and the first token."""
+        try:
+            async with contextlib.aclosing(stream(self._engine, self._request)) as events:
+                async for event in events:
+                    self._sequence_id = event.sequence_id
+                    match event:
+                        case ChunkComputed():
+                            self._blocks = event.blocks
+                            self._computed.put_nowait(event.computed_tokens)
+                        case TokenComputed():
+                            self._settle(event)
+                        case SequenceFailed():
+                            raise event.error
+        except KvpactError as error:
+            self.fail(error)
+
+    def _settle(self, token: TokenComputed) -> None:
+        if self._first.done():
+            return
+        self._first.set_result(token)
+        if token.finish_reason is None:
+            self._to_commit.set_result(token.token_id)
+
+    async def _progress(self) -> AsyncIterator[int]:
+        """Prompt tokens computed so far; ends early, by raising it, with what the engine failed with."""
+        while (computed := await self._computed.get()) is not None:
+            yield computed
+        await self._first
+
+    def _read(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
+        chosen = torch.tensor(self._blocks[blocks.start : blocks.stop], dtype=torch.int64)
+        return self._engine.cache.read_blocks(layer, chosen)

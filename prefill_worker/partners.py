@@ -1,0 +1,102 @@
+"""Decode workers that this prefill worker has paired with: one port and one sender per process life."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from kvpact.clock import Clock
+from kvpact.contract.contract import Contract
+from kvpact.errors import ContractRefused
+from kvpact.handoff.port import ReaderPort
+from kvpact.handoff.sender import Sender
+from kvpact.types import Verdict, VerdictWord, WorkerLife
+from prefill_worker.jobs import Partner
+
+
+class OwnedPort(ReaderPort, Protocol):
+    """A port with something to close."""
+
+    async def close(self) -> None:
+        """Ends the connection. Idempotent."""
+
+
+OpenPort = Callable[[Partner], OwnedPort]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A partner with its port, and its verdict on this worker's cache once it gave one."""
+
+    partner: Partner
+    port: OwnedPort
+    sender: Sender
+    verdict: Verdict | None = None
+
+
+class Partners:
+    """Owns the ports. A decode worker's new life replaces its old one."""
+
+    def __init__(self, *, life: WorkerLife, contract: Contract, clock: Clock, open_port: OpenPort) -> None:
+        self._life = life
+        self._contract = contract
+        self._clock = clock
+        self._open_port = open_port
+        self._connections: dict[str, Connection] = {}
+        self._verdicts: dict[tuple[bytes, bytes], Verdict] = {}
+        self._changing = asyncio.Lock()
+
+    async def connect(self, partner: Partner) -> Verdict:
+        """Offers this worker's contract to `partner`; a refusal is a normal answer.
+
+        Raises:
+            KvpactError: the partner can't be reached, is another life, or can't read the contract.
+        """
+        async with self._changing:
+            held = self._connections.get(partner.life.worker)
+            if held is None or held.partner != partner:
+                if held is not None:
+                    await held.port.close()
+                held = self._connect(partner)
+                self._connections[partner.life.worker] = held
+            answer = await held.sender.pair(partner.life)
+            self._connections[partner.life.worker] = dataclasses.replace(held, verdict=answer.verdict)
+            self._verdicts[answer.verdict.writer_digest, answer.verdict.reader_digest] = answer.verdict
+            return answer.verdict
+
+    async def usable(self, partner: Partner) -> Connection:
+        """The connection to a partner that took this worker's cache; pairs first where that hasn't happened.
+
+        Raises:
+            ContractRefused: the partner refuses this worker's cache.
+            KvpactError: as `connect`.
+        """
+        held = self._connections.get(partner.life.worker)
+        if held is None or held.partner != partner or held.verdict is None:
+            await self.connect(partner)
+            held = self._connections[partner.life.worker]
+        assert held.verdict is not None
+        if held.verdict.word is VerdictWord.REJECT:
+            fields = ", ".join(difference.field for difference in held.verdict.differences)
+            raise ContractRefused(
+                f"decode worker {partner.life.worker} refuses the cache of {self._life.worker}: {fields}",
+                verdict=held.verdict,
+            )
+        return held
+
+    def verdict(self, writer_digest: bytes, reader_digest: bytes) -> Verdict | None:
+        """A verdict that a partner gave."""
+        return self._verdicts.get((writer_digest, reader_digest))
+
+    async def close(self) -> None:
+        """Closes every port."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.port.close()
+
+    def _connect(self, partner: Partner) -> Connection:
+        port = self._open_port(partner)
+        sender = Sender(port=port, life=self._life, contract=self._contract, clock=self._clock)
+        return Connection(partner=partner, port=port, sender=sender)

@@ -1,0 +1,112 @@
+"""A whole prefill worker: engine, prefiller, and what others see of it."""
+
+from __future__ import annotations
+
+import os
+
+from kvpact.clock import MonotonicClock, new_incarnation
+from kvpact.config import Config
+from kvpact.engine.engine import Engine
+from kvpact.errors import BadRequest, UnknownHandoff
+from kvpact.handoff.grpc_transport import GrpcReaderPort
+from kvpact.handoff.malloc import tune_malloc
+from kvpact.handoff.messages import HandoffState, WorkerDescription
+from kvpact.serving.engine_factory import load_engine
+from kvpact.serving.worker_transport import WorkerFront
+from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife, WorkerLoad
+from kvpact.v1 import prefill_pb2_grpc
+from prefill_worker.partners import Partners
+from prefill_worker.prefiller import Prefiller
+from prefill_worker.service import PrefillService
+
+
+def build_prefill_worker(config: Config, *, worker: str, coordinator: str | None) -> PrefillWorker:
+    """Loads the engine and wires a worker named `worker`. Raises what `load_engine` raises."""
+    tune_malloc()
+    return PrefillWorker(config, load_engine(config, config.prefill), worker=worker, coordinator=coordinator)
+
+
+class PrefillWorker:
+    """Serves from `start` to `stop`; answers WorkerService for itself."""
+
+    def __init__(self, config: Config, engine: Engine, *, worker: str, coordinator: str | None) -> None:
+        self._engine = engine
+        self._life = WorkerLife(worker=worker, incarnation=new_incarnation())
+        self._partners = Partners(
+            life=self._life,
+            contract=engine.contract,
+            clock=MonotonicClock(),
+            open_port=lambda partner: GrpcReaderPort(partner.endpoint, partner.life),
+        )
+        self._prefiller = Prefiller(
+            engine=engine, life=self._life, partners=self._partners, slots=config.engine.max_sequences
+        )
+        service = PrefillService(self._prefiller, self._partners)
+        self._front = WorkerFront(
+            facts=self,
+            role=config.prefill,
+            add_service=lambda server: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(service, server),
+            coordinator=coordinator,
+        )
+
+    async def start(self) -> str:
+        """Computes, serves and registers; the advertised host:port. Raises Unavailable."""
+        self._engine.start()
+        return await self._front.start()
+
+    async def stop(self) -> None:
+        """Ends serving, then every handoff and computation."""
+        await self._front.stop()
+        await self._partners.close()
+        self._engine.close()
+
+    def description(self) -> WorkerDescription:
+        """Life, contract, counters and load now."""
+        computed, tally = self._engine.counters(), self._prefiller.tally()
+        running, waiting = self._engine.load_now()
+        return WorkerDescription(
+            life=self._life,
+            role=Role.PREFILL,
+            contract=self._engine.contract,
+            counters=WorkerCounters(
+                computed_prompt_tokens=computed.computed_prompt_tokens,
+                computed_output_tokens=computed.computed_output_tokens,
+                forward_steps=computed.forward_steps,
+                committed_handoffs=tally.committed,
+                failed_handoffs=tally.failed,
+                handoff_bytes=tally.payload_bytes,
+            ),
+            load=WorkerLoad(
+                running_requests=running,
+                waiting_requests=waiting + max(0, self._prefiller.jobs() - running - waiting),
+                blocks=self._engine.pool.counts(),
+                draining=self._prefiller.draining,
+            ),
+            pid=os.getpid(),
+        )
+
+    async def describe(self) -> WorkerDescription:
+        """See WorkerFacts."""
+        return self.description()
+
+    async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
+        """A prefill worker holds no leases: a handoff lives as long as its Prefill call."""
+        raise UnknownHandoff(
+            f"handoff {handoff_id.hex()} has no lease on a prefill worker; renew it on its decode worker",
+            handoff_id=handoff_id,
+        )
+
+    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+        """See WorkerFacts; ends the computation."""
+        return HandoffState.RESERVED if self._prefiller.give_up(handoff_id) else None
+
+    async def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
+        """See WorkerFacts."""
+        verdict = self._partners.verdict(writer_digest, reader_digest)
+        if verdict is None:
+            raise BadRequest("no pairing of these two contracts is known here", param="writer_digest")
+        return verdict
+
+    async def drain(self) -> int:
+        """See WorkerFacts."""
+        return self._prefiller.drain()

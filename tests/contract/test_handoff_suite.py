@@ -1,0 +1,465 @@
+"""One handoff after another over every transport: the same bytes land, the same errors come out, every block comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from kvpact.errors import (
+    BadRequest,
+    ContractRefused,
+    DataLoss,
+    Exhausted,
+    Fenced,
+    KvpactError,
+    Unavailable,
+    UnknownHandoff,
+)
+from kvpact.handoff.messages import Chunk, Commit, HandoffState, Open, PushPart
+from kvpact.types import DifferenceAction, VerdictWord, WorkerLife
+from tests.factories import make_contract
+from tests.handoff_fakes import (
+    FIRST_TOKEN_ID,
+    MAX_OUTPUT_TOKENS,
+    READER,
+    WIRES,
+    FakeCache,
+    Wire,
+    all_parts,
+    expected_blocks,
+    first_token,
+    make_reader,
+    progress,
+    stream,
+)
+
+
+@pytest.fixture(params=WIRES)
+async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
+    async with WIRES[request.param]() as wire:
+        await wire.sender().pair(READER)
+        yield wire
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 15, 16, 17, 50])
+async def test_a_whole_handoff_lands_every_block_and_can_be_taken_once(
+    wire: Wire, prompt_tokens: int
+) -> None:
+    terms = wire.terms(prompt_tokens=prompt_tokens)
+    cache = FakeCache(wire.contract)
+    computed = progress(*range(10, prompt_tokens, 10), prompt_tokens)
+    sent = await wire.sender().hand_over(terms, MAX_OUTPUT_TOKENS, computed, cache, first_token())
+    landing = wire.reader.landing
+    assert landing.landed == expected_blocks(wire, terms)
+    assert landing.finished == {terms.handoff_id: prompt_tokens}
+    assert sent.payload_bytes == wire.reader.receiver.counters().landed_bytes
+    taken = wire.reader.receiver.take(terms.handoff_id, READER, (*terms.token_ids, FIRST_TOKEN_ID))
+    assert taken.blocks == landing.blocks[terms.handoff_id]
+    assert (taken.token_ids, taken.next_position, taken.first_token_id) == (
+        terms.token_ids,
+        prompt_tokens,
+        FIRST_TOKEN_ID,
+    )
+    with pytest.raises(Fenced, match="taken by Decode before"):
+        wire.reader.receiver.take(terms.handoff_id, READER)
+    wire.reader.pool.free(taken.blocks)
+    assert wire.reader.all_free()
+
+
+async def test_a_refused_pair_gets_the_whole_verdict_and_no_room(wire: Wire) -> None:
+    other = make_contract(theta=1e5)
+    sender = replace(wire, contract=other).sender()
+    answer = await sender.pair(READER)
+    assert answer.verdict.word is VerdictWord.REJECT
+    assert [d.field for d in answer.verdict.differences] == ["inv_freq"]
+    with pytest.raises(ContractRefused, match="inv_freq") as refused:
+        await wire.port.reserve(replace(wire, contract=other).terms(), MAX_OUTPUT_TOKENS)
+    assert refused.value.verdict == answer.verdict
+    assert wire.reader.all_free()
+
+
+async def test_a_contract_that_was_never_offered_gets_no_room(wire: Wire) -> None:
+    other = replace(wire, contract=make_contract(block_size=8))
+    with pytest.raises(ContractRefused, match="never offered") as refused:
+        await wire.port.reserve(other.terms(), MAX_OUTPUT_TOKENS)
+    assert [d.action for d in refused.value.verdict.differences] == [DifferenceAction.REJECT]
+
+
+async def test_a_contract_without_identity_is_no_offer(wire: Wire) -> None:
+    nameless = replace(wire, contract=make_contract(function_digest=None))
+    with pytest.raises(BadRequest, match="function_digest is absent"):
+        await nameless.sender().pair(READER)
+
+
+async def test_a_digest_that_names_another_contract_is_refused(wire: Wire) -> None:
+    sender = replace(wire, contract=make_contract(block_size=8)).sender()
+    sender.digest = type(sender.digest)(b"x" * 32)
+    with pytest.raises(BadRequest, match="contract_digest"):
+        await sender.pair(READER)
+
+
+async def test_another_life_of_the_reader_is_fenced(wire: Wire) -> None:
+    gone = WorkerLife(worker=READER.worker, incarnation=b"o" * 16)
+    with pytest.raises(Fenced) as fenced:
+        await wire.sender().pair(gone)
+    assert (fenced.value.expected, fenced.value.found) == (READER.incarnation.hex(), gone.incarnation.hex())
+    with pytest.raises(Fenced):
+        await wire.port.reserve(replace(wire.terms(), reader=gone), MAX_OUTPUT_TOKENS)
+    await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+    with pytest.raises(Fenced):
+        await wire.port.renew(wire.terms().handoff_id, gone)
+
+
+async def test_the_same_reservation_twice_is_one(wire: Wire) -> None:
+    first = await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+    assert await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS) == first
+    assert wire.reader.pool.counts().free == 64 - 3
+    with pytest.raises(Fenced, match="other terms"):
+        await wire.port.reserve(wire.terms(prompt_tokens=41), MAX_OUTPUT_TOKENS)
+    second = await wire.port.reserve(wire.terms(number=2), MAX_OUTPUT_TOKENS)
+    assert second.generation > first.generation >= 1
+
+
+async def test_a_reservation_is_all_or_nothing(wire: Wire) -> None:
+    await wire.port.reserve(wire.terms(prompt_tokens=1000, table_length=1024), MAX_OUTPUT_TOKENS)
+    with pytest.raises(Exhausted) as exhausted:
+        await wire.port.reserve(wire.terms(prompt_tokens=40, number=2), MAX_OUTPUT_TOKENS)
+    assert exhausted.value.retry_after_s == 1.0
+    assert wire.reader.pool.counts().free == 1
+    with pytest.raises(BadRequest, match="the pool has 64"):
+        await wire.port.reserve(
+            wire.terms(prompt_tokens=1025, number=3, table_length=1100), MAX_OUTPUT_TOKENS
+        )
+
+
+async def test_a_draining_reader_reserves_nothing_new(wire: Wire) -> None:
+    held = await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+    await wire.reader.drain()
+    assert await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS) == held
+    with pytest.raises(Unavailable, match="draining"):
+        await wire.port.reserve(wire.terms(number=2), MAX_OUTPUT_TOKENS)
+
+
+def lost_chunk(parts: list[PushPart]) -> list[PushPart]:
+    return parts[:1] + parts[2:]
+
+
+def lost_last_chunk(parts: list[PushPart]) -> list[PushPart]:
+    return parts[:-2] + parts[-1:]
+
+
+def lost_last_chunk_told_in_totals(parts: list[PushPart]) -> list[PushPart]:
+    *before, chunk, commit = parts
+    assert isinstance(chunk, Chunk)
+    assert isinstance(commit, Commit)
+    told = replace(
+        commit,
+        chunk_count=commit.chunk_count - 1,
+        payload_bytes=commit.payload_bytes - len(chunk.keys) - len(chunk.values),
+    )
+    return [*before, told]
+
+
+def twice(parts: list[PushPart]) -> list[PushPart]:
+    return [*parts[:2], parts[1], *parts[2:]]
+
+
+def twice_renumbered(parts: list[PushPart]) -> list[PushPart]:
+    again = parts[1]
+    assert isinstance(again, Chunk)
+    return [*parts[:2], replace(again, header=replace(again.header, sequence=1)), *parts[2:]]
+
+
+def reordered(parts: list[PushPart]) -> list[PushPart]:
+    return [parts[0], parts[2], parts[1], *parts[3:]]
+
+
+def corrupted(parts: list[PushPart]) -> list[PushPart]:
+    return _with_chunk(parts, lambda chunk: replace(chunk, values=b"\xff" + bytes(chunk.values[1:])))
+
+
+def moved_to_another_layer(parts: list[PushPart]) -> list[PushPart]:
+    return _with_header(parts, layer=1)
+
+
+def wrong_checksum(parts: list[PushPart]) -> list[PushPart]:
+    return _with_chunk(parts, lambda chunk: replace(chunk, checksum=chunk.checksum ^ 1))
+
+
+def wrong_generation(parts: list[PushPart]) -> list[PushPart]:
+    return _with_header(parts, generation=99)
+
+
+def another_handoff(parts: list[PushPart]) -> list[PushPart]:
+    return _with_header(parts, handoff_id=b"x" * 16)
+
+
+def unknown_layer(parts: list[PushPart]) -> list[PushPart]:
+    return _with_header(parts, layer=2)
+
+
+def blocks_behind_the_prompt(parts: list[PushPart]) -> list[PushPart]:
+    return _with_header(parts, block_start=1)
+
+
+def truncated_payload(parts: list[PushPart]) -> list[PushPart]:
+    return _with_chunk(parts, lambda chunk: replace(chunk, values=chunk.values[:-4]))
+
+
+def truncated_payload_and_header(parts: list[PushPart]) -> list[PushPart]:
+    return _with_header(truncated_payload(parts), value_bytes=3 * 2048 - 4)
+
+
+def truncated_stream(parts: list[PushPart]) -> list[PushPart]:
+    return parts[:2]
+
+
+def opened_twice(parts: list[PushPart]) -> list[PushPart]:
+    return [parts[0], *parts]
+
+
+def commit_with_other_totals(parts: list[PushPart]) -> list[PushPart]:
+    commit = parts[-1]
+    assert isinstance(commit, Commit)
+    return [*parts[:-1], replace(commit, payload_bytes=commit.payload_bytes + 1)]
+
+
+def _with_chunk(parts: list[PushPart], change: object) -> list[PushPart]:
+    assert callable(change)
+    return [parts[0], change(parts[1]), *parts[2:]]
+
+
+def _with_header(parts: list[PushPart], **changes: object) -> list[PushPart]:
+    def change(chunk: Chunk) -> Chunk:
+        return replace(chunk, header=replace(chunk.header, **changes))  # type: ignore[arg-type]
+
+    return _with_chunk(parts, change)
+
+
+FAULTS = {
+    lost_chunk: (DataLoss, "order"),
+    lost_last_chunk: (DataLoss, "totals"),
+    lost_last_chunk_told_in_totals: (DataLoss, "holes"),
+    twice: (DataLoss, "order"),
+    twice_renumbered: (DataLoss, "order"),
+    reordered: (DataLoss, "order"),
+    corrupted: (DataLoss, "checksum"),
+    moved_to_another_layer: (DataLoss, "checksum"),
+    wrong_checksum: (DataLoss, "checksum"),
+    wrong_generation: (Fenced, None),
+    another_handoff: (Fenced, None),
+    unknown_layer: (BadRequest, None),
+    blocks_behind_the_prompt: (BadRequest, None),
+    truncated_payload: (DataLoss, "totals"),
+    truncated_payload_and_header: (BadRequest, None),
+    truncated_stream: (DataLoss, "totals"),
+    opened_twice: (Fenced, None),
+    commit_with_other_totals: (DataLoss, "totals"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+async def test_a_faulty_push_ends_the_handoff_once_and_frees_every_block(wire: Wire, fault: object) -> None:
+    kind, check = FAULTS[fault]  # type: ignore[index]
+    terms = wire.terms()
+    parts = await all_parts(wire, terms)
+    assert callable(fault)
+    with pytest.raises(KvpactError) as failed:
+        await wire.port.push(stream(fault(parts)))
+    assert type(failed.value) is kind
+    if check is not None:
+        assert isinstance(failed.value, DataLoss)
+        assert failed.value.check == check
+    assert wire.reader.all_free()
+    assert wire.reader.receiver.counters().failed == 1
+    with pytest.raises(UnknownHandoff, match="ended"):
+        await wire.port.push(stream(parts))
+    with pytest.raises(UnknownHandoff):
+        await wire.port.renew(terms.handoff_id, READER)
+    with pytest.raises(Fenced, match="can't be reserved"):
+        await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
+    assert await wire.port.release(terms.handoff_id, "late") is HandoffState.RELEASED
+    assert wire.reader.landing.finished == {}
+    assert wire.reader.receiver.counters().failed == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"generation": 99}, {"contract_digest": b"x" * 32}], ids=["generation", "contract"]
+)
+async def test_a_push_opened_for_another_reservation_leaves_this_one_alone(
+    wire: Wire, changes: dict[str, object]
+) -> None:
+    terms = wire.terms()
+    parts = await all_parts(wire, terms)
+    opened = parts[0]
+    assert isinstance(opened, Open)
+    with pytest.raises(Fenced):
+        await wire.port.push(stream([replace(opened, **changes), *parts[1:]]))  # type: ignore[arg-type]
+    await wire.port.push(stream(parts))
+    assert wire.reader.receiver.take(terms.handoff_id, READER).first_token_id == FIRST_TOKEN_ID
+
+
+async def test_a_push_without_open_ends_nothing(wire: Wire) -> None:
+    parts = await all_parts(wire, wire.terms())
+    with pytest.raises(BadRequest, match="begins with open"):
+        await wire.port.push(stream(parts[1:]))
+    await wire.port.push(stream(parts))
+
+
+async def test_a_handoff_that_is_not_committed_cannot_be_taken(wire: Wire) -> None:
+    await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+    with pytest.raises(UnknownHandoff, match="isn't committed"):
+        wire.reader.receiver.take(wire.terms().handoff_id, READER)
+
+
+async def test_an_expired_reservation_is_gone_without_new_work(wire: Wire) -> None:
+    terms = wire.terms()
+    parts = await all_parts(wire, terms)
+    wire.reader.alarms.advance(29.0)
+    assert await wire.port.renew(terms.handoff_id, READER) == 30.0
+    wire.reader.alarms.advance(29.0)
+    assert not wire.reader.all_free()
+    wire.reader.alarms.advance(1.0)
+    assert wire.reader.all_free()
+    with pytest.raises(UnknownHandoff, match="lease expired"):
+        await wire.port.push(stream(parts))
+
+
+async def test_a_committed_handoff_without_decode_dies_by_its_lease(wire: Wire) -> None:
+    terms = wire.terms()
+    await wire.port.push(stream(await all_parts(wire, terms)))
+    wire.reader.alarms.advance(30.0)
+    assert wire.reader.all_free()
+    with pytest.raises(UnknownHandoff, match="lease expired"):
+        wire.reader.receiver.take(terms.handoff_id, READER)
+    assert (wire.reader.receiver.counters().committed, wire.reader.receiver.counters().expired) == (1, 1)
+
+
+async def test_a_lease_that_ends_in_the_middle_of_a_push_ends_the_push(wire: Wire) -> None:
+    terms = wire.terms()
+    parts = await all_parts(wire, terms)
+    never = asyncio.get_running_loop().create_future()
+
+    async def stalled() -> AsyncIterator[PushPart]:
+        for part in parts[:2]:
+            yield part
+        await asyncio.shield(never)
+
+    pushing = asyncio.ensure_future(wire.port.push(stalled()))
+    await asyncio.to_thread(wire.reader.landing.entered.wait, 10)
+    wire.reader.alarms.advance(30.0)
+    with pytest.raises(UnknownHandoff, match="lease expired"):
+        await pushing
+    never.cancel()
+    await wire.reader.emptied()
+
+
+async def test_a_sender_cancelled_in_the_middle_gives_every_block_back(wire: Wire) -> None:
+    terms = wire.terms()
+    computing = asyncio.Event()
+
+    async def half() -> AsyncIterator[int]:
+        yield 20
+        computing.set()
+        await asyncio.get_running_loop().create_future()
+
+    token = asyncio.get_running_loop().create_future()
+    sending = asyncio.ensure_future(
+        wire.sender().hand_over(terms, MAX_OUTPUT_TOKENS, half(), FakeCache(wire.contract), token)
+    )
+    await computing.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    await wire.reader.emptied()
+    assert not token.cancelled()
+    with pytest.raises(Fenced):
+        await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
+
+
+async def test_a_prefill_that_fails_says_so_and_gives_every_block_back(wire: Wire) -> None:
+    async def failing() -> AsyncIterator[int]:
+        yield 20
+        raise Exhausted("no room to prefill", retry_after_s=2.0)
+
+    with pytest.raises(Exhausted, match="no room to prefill"):
+        await wire.sender().hand_over(
+            wire.terms(), MAX_OUTPUT_TOKENS, failing(), FakeCache(wire.contract), first_token()
+        )
+    await wire.reader.emptied()
+
+
+async def test_leaving_a_reservation_without_a_push_releases_it(wire: Wire) -> None:
+    async with wire.sender().reserved(wire.terms(), MAX_OUTPUT_TOKENS):
+        assert wire.reader.pool.counts().free == 61
+    assert wire.reader.all_free()
+
+
+async def test_a_release_that_overtakes_its_reserve_keeps_it_out(wire: Wire) -> None:
+    assert await wire.port.release(wire.terms().handoff_id, "cancelled") is None
+    with pytest.raises(Fenced, match="released before"):
+        await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+
+
+async def test_releasing_a_committed_handoff_frees_it_and_a_taken_one_is_left_alone(wire: Wire) -> None:
+    first, second = wire.terms(number=1), wire.terms(number=2)
+    for terms in (first, second):
+        await wire.port.push(stream(await all_parts(wire, terms)))
+    assert await wire.port.release(first.handoff_id, "client left") is HandoffState.COMMITTED
+    taken = wire.reader.receiver.take(second.handoff_id, READER)
+    assert await wire.port.release(second.handoff_id, "late") is HandoffState.DECODING
+    assert wire.reader.pool.counts().free == 61
+    wire.reader.pool.free(taken.blocks)
+    assert wire.reader.all_free()
+
+
+async def test_blocks_stay_while_a_landing_still_writes_into_them(wire: Wire) -> None:
+    terms = wire.terms()
+    parts = await all_parts(wire, terms)
+    wire.reader.landing.gate.clear()
+    pushing = asyncio.ensure_future(wire.port.push(stream(parts)))
+    await asyncio.to_thread(wire.reader.landing.entered.wait, 10)
+    await wire.port.release(terms.handoff_id, "client left")
+    with pytest.raises(UnknownHandoff, match="client left"):
+        await pushing
+    assert wire.reader.pool.counts().free == 61
+    assert wire.reader.receiver.held() == 1
+    wire.reader.landing.gate.set()
+    await wire.reader.emptied()
+
+
+async def test_a_new_life_of_the_writer_ends_what_its_old_one_reserved(wire: Wire) -> None:
+    await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+    sender = wire.sender()
+    sender._life = replace(sender._life, incarnation=b"n" * 16)
+    await sender.pair(READER)
+    assert wire.reader.all_free()
+    with pytest.raises(Fenced, match="another life"):
+        await wire.port.reserve(wire.terms(number=2), MAX_OUTPUT_TOKENS)
+
+
+async def test_many_handoffs_at_a_time_do_not_mix() -> None:
+    for make_wire in WIRES.values():
+        async with make_wire(reader=make_reader(blocks=128)) as wire:
+            sender = wire.sender()
+            await sender.pair(READER)
+            all_terms = [wire.terms(number=number, prompt_tokens=20 + number) for number in range(8)]
+            await asyncio.gather(
+                *(
+                    sender.hand_over(
+                        terms,
+                        MAX_OUTPUT_TOKENS,
+                        progress(16, len(terms.token_ids)),
+                        FakeCache(wire.contract),
+                        first_token(),
+                    )
+                    for terms in all_terms
+                )
+            )
+            expected = {
+                key: value for terms in all_terms for key, value in expected_blocks(wire, terms).items()
+            }
+            assert wire.reader.landing.landed == expected

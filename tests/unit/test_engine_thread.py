@@ -1,0 +1,114 @@
+"""The engine's own thread: it sleeps when idle, wakes for work and for room, and ends when closed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvpact.engine.engine import Engine
+from kvpact.engine.requests import EngineEvent, TokenComputed
+from kvpact.engine.stream import stream
+from kvpact.errors import BadRequest, Unavailable
+from kvpact.types import FinishReason
+from tests.fakes import load_engine, make_request, make_tiny_model, prompt_of, run_by_hand
+
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Engine]:
+    engine = load_engine(folder)
+    engine.start()
+    yield engine
+    engine.close()
+
+
+def next_token(events: queue.Queue[EngineEvent]) -> TokenComputed:
+    event = events.get(timeout=PATIENCE_S)
+    assert isinstance(event, TokenComputed)
+    return event
+
+
+def test_a_started_engine_computes_what_one_driven_by_hand_does(folder: Path, engine: Engine) -> None:
+    events: queue.Queue[EngineEvent] = queue.Queue()
+    engine.submit(make_request(prompt_of(20), 6), events.put)
+    tokens = [next_token(events) for _ in range(6)]
+    (by_hand,) = run_by_hand(load_engine(folder), make_request(prompt_of(20), 6))
+    assert [event.token_id for event in tokens] == by_hand.token_ids
+    assert tokens[-1].finish_reason is FinishReason.LENGTH
+    assert engine.pool.counts().free == engine.pool.total
+
+
+def test_an_idle_engine_takes_no_step(engine: Engine) -> None:
+    taken = threading.Event()
+    original = engine.step
+
+    def step() -> bool:
+        taken.set()
+        return original()
+
+    engine.step = step  # type: ignore[method-assign]
+    assert not taken.wait(0.05)
+    events: queue.Queue[EngineEvent] = queue.Queue()
+    engine.submit(make_request(prompt_of(5), 1), events.put)
+    next_token(events)
+    assert taken.is_set()
+
+
+def test_a_sequence_that_waits_for_room_starts_when_someone_else_frees_blocks(engine: Engine) -> None:
+    reserved = engine.pool.allocate(engine.pool.total, "reservation")
+    events: queue.Queue[EngineEvent] = queue.Queue()
+    engine.submit(make_request(prompt_of(20), 1), events.put)
+    with pytest.raises(queue.Empty):
+        events.get(timeout=0.05)
+    engine.pool.free(reserved)
+    next_token(events)
+
+
+def test_close_ends_running_and_waiting_sequences_and_frees_their_blocks(engine: Engine) -> None:
+    events: queue.Queue[EngineEvent] = queue.Queue()
+    for _ in range(3):
+        engine.submit(make_request(prompt_of(20), 4000), events.put)
+    next_token(events)
+    engine.close()
+    engine.close()
+    assert engine.pool.counts().free == engine.pool.total
+    with pytest.raises(Unavailable):
+        engine.submit(make_request(prompt_of(5), 1), events.put)
+
+
+async def test_a_stream_gives_every_event_and_ends(folder: Path, engine: Engine) -> None:
+    tokens = [event async for event in stream(engine, make_request(prompt_of(20), 6))]
+    assert [type(event) for event in tokens] == [TokenComputed] * 6
+
+
+async def test_leaving_a_stream_early_cancels_the_sequence(engine: Engine) -> None:
+    freed = threading.Event()
+    events = stream(engine, make_request(prompt_of(20), 4000))
+    await anext(events)
+    engine.pool.on_free(freed.set)
+    await events.aclose()
+    assert freed.wait(PATIENCE_S)
+    assert engine.pool.counts().free == engine.pool.total
+
+
+async def test_a_stream_of_a_request_that_is_refused_raises(engine: Engine) -> None:
+    with pytest.raises(BadRequest):
+        await anext(stream(engine, make_request((), 1)))
+
+
+async def test_a_stream_that_ended_leaves_held_blocks_to_release(engine: Engine) -> None:
+    request = make_request(prompt_of(20), 5, stop_after_first=True, hold_blocks=True)
+    events = [event async for event in stream(engine, request)]
+    assert engine.pool.counts().free == engine.pool.total - 2
+    engine.release(events[0].sequence_id)
+    assert engine.pool.counts().free == engine.pool.total
