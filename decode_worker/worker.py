@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from decode_worker.decoder import Decoder
 from decode_worker.landing import CacheLanding
@@ -13,6 +13,7 @@ from kvpact.config import Config, HandoffConfig
 from kvpact.contract.compare import Policy
 from kvpact.engine.engine import Engine
 from kvpact.handoff.handoff_table import ReceiverLimits
+from kvpact.handoff.landing import Landing
 from kvpact.handoff.malloc import tune_malloc
 from kvpact.handoff.messages import HandoffState, WorkerDescription
 from kvpact.handoff.receiver import Receiver
@@ -29,14 +30,20 @@ def build_decode_worker(config: Config, *, worker: str, coordinator: str | None)
     return DecodeWorker(config, load_engine(config, config.decode), worker=worker, coordinator=coordinator)
 
 
-def make_receiver(engine: Engine, handoff: HandoffConfig, life: WorkerLife, executor: ThreadPoolExecutor) -> Receiver:
+def make_receiver(
+    engine: Engine,
+    handoff: HandoffConfig,
+    life: WorkerLife,
+    executor: Executor,
+    landing: Landing | None = None,
+) -> Receiver:
     """A receiver that lands into the cache of `engine`, with the policy and limits of a deployment."""
     return Receiver(
         life=life,
         contract=engine.contract,
         policy=Policy(on_convertible=handoff.on_convertible, lossy=handoff.lossy),
         pool=engine.pool,
-        landing=CacheLanding(engine.cache),
+        landing=landing or CacheLanding(engine.cache),
         clock=MonotonicClock(),
         limits=ReceiverLimits(lease_s=handoff.lease_s, chunk_cap_bytes=handoff.chunk_cap_bytes),
         executor=executor,

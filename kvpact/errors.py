@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvpact.types import Verdict
+from kvpact.types import DifferenceAction, Verdict
 
 
 class KvpactError(Exception):
@@ -74,8 +74,9 @@ class ContractRefused(KvpactError):
         self.verdict = verdict
 
     def metadata(self) -> dict[str, str]:
-        """Digests under which GetVerdict gives the whole verdict, and the first field names."""
-        fields = sorted({difference.field for difference in self.verdict.differences})
+        """Digests under which GetVerdict gives the whole verdict, and the first names of refusing fields."""
+        rejecting = (each for each in self.verdict.differences if each.action is DifferenceAction.REJECT)
+        fields = sorted({difference.field for difference in rejecting})
         return {
             "writer_digest": self.verdict.writer_digest.hex(),
             "reader_digest": self.verdict.reader_digest.hex(),

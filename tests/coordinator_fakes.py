@@ -130,9 +130,15 @@ def make_load(*, running: int = 0, waiting: int = 0, free: int = 64, draining: b
 
 @dataclass(slots=True)
 class Script:
-    """What workers answer. Output token i of every request is reply[i]."""
+    """What workers answer. Output token i of every request is reply[i]. `dead` are lives that nobody reaches."""
 
     reply: list[int] = field(default_factory=lambda: list(range(10, 60)))
+    dead: list[WorkerLife] = field(default_factory=list)
+
+    def check_reachable(self, life: WorkerLife) -> None:
+        """Raises what a worker finds that calls a dead one."""
+        if life in self.dead:
+            raise Unavailable(f"can't reach {life.worker}")
 
     def output(self, index: int, sampling: Sampling) -> tuple[int, FinishReason | None]:
         """Output token `index`, counted from the original prompt's end, and whether it is the last."""
@@ -174,6 +180,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
 
     async def die(self) -> None:
         """Ends at once, as a killed process does."""
+        self.script.dead.append(self.life)
         await self._server.stop(None)
 
     async def register(self, coordinator: str) -> None:
@@ -246,6 +253,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
             self.connects += 1
             if self.connect_faults:
                 raise self.connect_faults.pop(0)
+            self.script.check_reachable(codec.decode_life(request.decode))
         verdict = self.verdicts(request.decode.worker)
         return prefill_pb2.ConnectResponse(verdict=codec.encode_verdict(verdict))
 
@@ -257,6 +265,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 self.fail_if_scripted()
                 hands_over = request.HasField("decode")
                 if hands_over:
+                    self.script.check_reachable(codec.decode_life(request.decode))
                     yield prefill_pb2.PrefillResponse(reserved=prefill_pb2.ReservedEvent())
                 if self.hold:
                     self.holding.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvpact.config import CacheConfig, EngineConfig
-from kvpact.contract.identity import NO_IDENTITY
+from kvpact.contract.identity import NO_IDENTITY, model_identity
+from kvpact.contract.sources.huggingface import override_config, read_config
 from kvpact.engine.engine import Engine
 from kvpact.engine.requests import EngineEvent, EngineSettings, SequenceRequest, TokenComputed
 from kvpact.types import FinishReason, Sampling, SequenceId
@@ -131,6 +132,13 @@ def engine_settings(
 def load_engine(folder: Path, **settings: Any) -> Engine:
     """An engine with engine_settings, not started."""
     return Engine.load(engine_settings(folder, **settings))
+
+
+def identified_engine(folder: Path, **settings: Any) -> Engine:
+    """As load_engine, with the model's identity: what a running worker has."""
+    chosen = engine_settings(folder, **settings)
+    config = override_config(read_config(folder), chosen.override)
+    return Engine.load(replace(chosen, identity=model_identity(folder, config)))
 
 
 def make_request(token_ids: Iterable[int], max_tokens: int = 8, **facts: Any) -> SequenceRequest:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvpact.cli.output import EXIT_CONVERT, EXIT_REJECT, console, errors, print_json, reported_errors
+from kvpact.errors import UnreadableSource
 
 if TYPE_CHECKING:
     from kvpact.cli.sources import Loaded
@@ -17,6 +18,9 @@ app = typer.Typer(help="Show contracts, and check whether two sides can share a 
 
 SOURCES = "Contract file, model folder, config.json or model name."
 SETTINGS = "key=value; may be repeated: cache.<key>, max_model_len, or a field of the model's config."
+
+
+ServedBy = Annotated[str | None, typer.Option(metavar="SERVER", hidden=True)]
 
 
 class Require(StrEnum):
@@ -31,11 +35,13 @@ def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=SOURCES)],
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="K=V", help=SETTINGS)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the contract file.")] = False,
+    served_by: ServedBy = None,
 ) -> None:
     """Prints the contract of a model: every field that decides what the bytes of its cache mean."""
     with reported_errors(as_json=json_output):
         from kvpact.cli.sources import load_source, parse_settings
 
+        _refuse_server(served_by)
         loaded = load_source(model, parse_settings("--set", setting or []))
         _notes([("contract", loaded)], json_output=json_output)
         if json_output:
@@ -56,6 +62,7 @@ def check(
     reader_set: Annotated[list[str] | None, typer.Option(metavar="K=V", help=SETTINGS)] = None,
     require: Annotated[Require, typer.Option(help="accept: a conversion exits 10.")] = Require.USABLE,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    served_by: ServedBy = None,
 ) -> None:
     """Says whether READER can use what WRITER wrote: accept, convert or reject, and every difference.
 
@@ -64,6 +71,7 @@ def check(
     with reported_errors(as_json=json_output):
         from kvpact.cli.sources import load_source, parse_settings
 
+        _refuse_server(served_by)
         writer_settings = parse_settings("--writer-set", writer_set or [])
         reader_settings = parse_settings("--reader-set", reader_set or [])
         writing, reading = load_source(writer, writer_settings), load_source(reader, reader_settings)
@@ -78,6 +86,14 @@ def check(
 
             print_verdict(verdict)
     raise typer.Exit(_exit_code(verdict, require))
+
+
+def _refuse_server(served_by: str | None) -> None:
+    if served_by is not None:
+        raise UnreadableSource(
+            f"--served-by {served_by}: this release knows no other server's rules; leave it out",
+            source=served_by,
+        )
 
 
 def _compare(writer: Loaded, reader: Loaded) -> Verdict:

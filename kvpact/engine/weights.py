@@ -118,7 +118,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # whatever the reader stumbles over in a file that anyone may have written
         raise UnreadableSource(f"can't read {gguf}: {error}", source=str(gguf)) from error
     config = loaded.config
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Spellings of rotary settings: theta that silently became 10000, and llama3 scaling parsed but never used."""
+"""Spellings of rotary settings: a theta that silently became 10000, llama3 scaling that was never used."""
 
 from __future__ import annotations
 

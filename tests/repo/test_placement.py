@@ -54,6 +54,7 @@ PLACEMENTS = {
             "kvpact/contract/witness.py",
             "kvpact/kvcache/paged_cache.py",
             "kvpact/engine/*",
+            "kvpact/serving/engine_factory.py",
             "kvpact/cli/*",
             "prefill_worker/*",
             "decode_worker/*",

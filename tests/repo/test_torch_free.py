@@ -37,7 +37,7 @@ GROUPS = {
     "foundations": ["kvpact.types", "kvpact.errors", "kvpact.clock", "kvpact.config", "kvpact.metrics"],
     "contract": modules_below("kvpact/contract", but=TORCH_IN_CONTRACT),
     "handoff": modules_below("kvpact/handoff"),
-    "serving": modules_below("kvpact/serving"),
+    "serving": modules_below("kvpact/serving", but=("kvpact/serving/engine_factory.py",)),
     "coordinator": modules_below("coordinator", but=RAY_IN_COORDINATOR),
     "cli": ["kvpact.cli.main"],
 }

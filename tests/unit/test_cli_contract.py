@@ -178,6 +178,12 @@ def test_a_worker_address_exits_3(config: str) -> None:
         assert (result.exit_code, "worker's address" in result.stderr.replace("\n", " ")) == (3, True)
 
 
+def test_another_server_s_rules_exit_3(config: str) -> None:
+    result = _run("check", config, config, "--served-by", "vllm")
+    assert (result.exit_code, "--served-by vllm" in result.stderr) == (3, True)
+    assert _run("show", config, "--served-by", "vllm").exit_code == 3
+
+
 def test_a_contract_file_with_an_unset_field_exits_3_and_names_it(config: str, tmp_path: Path) -> None:
     values = contract_to_json(make_contract())
     values["layers"][0]["rotary"]["key_state"] = None

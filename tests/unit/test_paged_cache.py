@@ -11,7 +11,7 @@ from kvpact.contract.contract import Contract
 from kvpact.errors import BadRequest
 from kvpact.kvcache.paged_cache import PagedCache
 from kvpact.types import AxisOrder, BlockId, ByteOrder, Dtype, Packing
-from tests.factories import make_contract, make_layout
+from tests.factories import make_contract
 
 HEADS, LANES = 2, 16
 CPU = torch.device("cpu")
@@ -19,8 +19,7 @@ BLOCKS = torch.tensor([5, 0, 3])
 
 
 def contract_of(axis_order: AxisOrder, block_size: int = 4, dtype: Dtype = Dtype.FLOAT32) -> Contract:
-    layout = make_layout(axis_order=axis_order, block_size=block_size, key_dtype=dtype, value_dtype=dtype)
-    return make_contract(layout=layout)
+    return make_contract(axis_order=axis_order, block_size=block_size, dtype=dtype)
 
 
 def tokens_of(count: int, seed: int = 0) -> torch.Tensor:

@@ -136,7 +136,7 @@ def test_a_scale_that_is_no_positive_number_is_refused(scale: float) -> None:
     whole = with_layout(WHOLE, key_quantization=quantization, key_dtype=Dtype.INT8)
     validate_contract(whole)
     broken = replace(quantization, fixed_scales=(scale,))
-    with pytest.raises(BadRequest, match="key_quantization.fixed_scales"):
+    with pytest.raises(BadRequest, match=r"key_quantization\.fixed_scales"):
         validate_contract(with_layout(whole, key_quantization=broken))
-    with pytest.raises(BadRequest, match="key_quantization.fixed_scales"):
+    with pytest.raises(BadRequest, match=r"key_quantization\.fixed_scales"):
         validate_contract(with_layout(whole, key_quantization=replace(quantization, fixed_scales=())))

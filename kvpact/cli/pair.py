@@ -1,0 +1,129 @@
+"""A prefill side and a decode side in one process, joined by the in-process transport: the handoff leg of parity."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from decode_worker.decoder import Decoder
+from decode_worker.worker import make_receiver
+from kvpact.clock import MonotonicClock, new_handoff_id, new_incarnation
+from kvpact.config import HandoffConfig
+from kvpact.engine.engine import Engine
+from kvpact.handoff.inprocess_transport import InProcessReaderPort
+from kvpact.handoff.landing import Landing
+from kvpact.handoff.messages import DecodeJob
+from kvpact.types import FinishReason, Sampling, Verdict, WorkerLife
+from prefill_worker.jobs import Committed, FirstToken, Partner, PrefillJob
+from prefill_worker.partners import Partners
+from prefill_worker.prefiller import Prefiller
+
+NO_ENDPOINT = "in-process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairToken:
+    """One output token of a pair. `logits` [vocabulary] of decoded tokens where they were asked for."""
+
+    token_id: int
+    finish_reason: FinishReason | None
+    logits: Any = None
+    committed: Committed | None = None
+    """Set on the first token of a sequence that was handed over."""
+
+
+class InProcessPair:
+    """Both roles' own code over two engines that the caller owns and has started."""
+
+    def __init__(
+        self,
+        writer: Engine,
+        reader: Engine,
+        *,
+        handoff: HandoffConfig | None = None,
+        landing: Landing | None = None,
+    ) -> None:
+        clock = MonotonicClock()
+        self._writer_life = WorkerLife(worker="prefill-0", incarnation=new_incarnation())
+        self._partner = Partner(
+            life=WorkerLife(worker="decode-0", incarnation=new_incarnation()), endpoint=NO_ENDPOINT
+        )
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="kvpact-landing")
+        self.receiver = make_receiver(
+            reader, handoff or HandoffConfig(), self._partner.life, self._executor, landing
+        )
+        self._partners = Partners(
+            life=self._writer_life,
+            contract=writer.contract,
+            clock=clock,
+            open_port=lambda _: InProcessReaderPort(self.receiver),
+        )
+        self.prefiller = Prefiller(engine=writer, life=self._writer_life, partners=self._partners, slots=8)
+        self.decoder = Decoder(reader, self.receiver)
+
+    async def __aenter__(self) -> InProcessPair:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._partners.close()
+        self.receiver.close()
+        self._executor.shutdown()
+
+    async def connect(self) -> Verdict:
+        """What the reader says to the writer's cache."""
+        return await self._partners.connect(self._partner)
+
+    async def generate(
+        self, prompt: tuple[int, ...], sampling: Sampling, **options: Any
+    ) -> AsyncGenerator[PairToken, None]:
+        """The first token from the writer, the others from the reader; `options` go into its SequenceRequest.
+
+        Raises:
+            KvpactError: whatever either side refuses or fails with.
+        """
+        handoff_id = new_handoff_id()
+        job = PrefillJob(
+            handoff_id=handoff_id,
+            prefill=self._writer_life,
+            decode=self._partner,
+            token_ids=prompt,
+            original_prompt_tokens=len(prompt),
+            table_length=len(prompt) + sampling.max_output_tokens,
+            sampling=sampling,
+            request_id=handoff_id.hex(),
+        )
+        first = await self._first_token(job)
+        yield first
+        if first.finish_reason is not None:
+            return
+        order = DecodeJob(
+            handoff_id=handoff_id,
+            decode=self._partner.life,
+            token_ids=(*prompt, first.token_id),
+            sampling=sampling,
+            original_prompt_tokens=len(prompt),
+            request_id=job.request_id,
+        )
+        async with contextlib.aclosing(self.decoder.tokens(order, **options)) as tokens:
+            async for token in tokens:
+                yield PairToken(
+                    token_id=token.token_id, finish_reason=token.finish_reason, logits=token.logits
+                )
+
+    async def _first_token(self, job: PrefillJob) -> PairToken:
+        committed: Committed | None = None
+        async with contextlib.aclosing(self.prefiller.prefill(job)) as events:
+            async for event in events:
+                if isinstance(event, Committed):
+                    committed = event
+                elif isinstance(event, FirstToken):
+                    return PairToken(
+                        token_id=event.token_id, finish_reason=event.finish_reason, committed=committed
+                    )
+        raise AssertionError("a prefill ends with its first token or an error")

@@ -1,0 +1,182 @@
+"""The fleet pairs, tries again, and forgets; in process, by a transport that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator.fleet import SETTLING_S, SILENCE_S, Fleet, pairing_delay_s
+from coordinator.ports import PrefillEvent, PrefillJob, RegisteredWorker, Stream
+from kvpact.clock import ManualClock
+from kvpact.errors import KvpactError, Unavailable
+from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
+from kvpact.metrics import Metrics
+from kvpact.types import HandoffId, Role, Verdict
+from tests.coordinator_fakes import make_life, make_load, make_verdict
+from tests.factories import make_contract
+
+
+class ScriptedPort:
+    """Both roles' port: answers Connect, counts, notices its end."""
+
+    def __init__(self, transport: ScriptedTransport) -> None:
+        self._transport = transport
+        self.closed = False
+
+    async def connect(self, decode: RegisteredWorker) -> Verdict:
+        self._transport.connects.append(decode.life.worker)
+        if self._transport.faults:
+            raise self._transport.faults.pop(0)
+        return make_verdict()
+
+    def prefill(self, job: PrefillJob) -> Stream[PrefillEvent]:
+        raise AssertionError("no request is made here")
+
+    def decode(self, job: DecodeJob) -> Stream[DecodedTokens]:
+        raise AssertionError("no request is made here")
+
+    async def release(self, handoff_id: HandoffId, reason: str) -> None:
+        raise AssertionError("no request is made here")
+
+    async def describe(self) -> WorkerDescription:
+        raise AssertionError("nobody asks here")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedTransport:
+    """Opens ports and keeps them."""
+
+    def __init__(self) -> None:
+        self.connects: list[str] = []
+        self.faults: list[KvpactError] = []
+        self.ports: list[ScriptedPort] = []
+
+    def prefill_port(self, endpoint: str) -> ScriptedPort:
+        self.ports.append(ScriptedPort(self))
+        return self.ports[-1]
+
+    def decode_port(self, endpoint: str) -> ScriptedPort:
+        return self.prefill_port(endpoint)
+
+
+@pytest.fixture
+def transport() -> ScriptedTransport:
+    return ScriptedTransport()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def fleet(transport: ScriptedTransport, clock: ManualClock) -> AsyncIterator[Fleet]:
+    fleet = Fleet(transport, clock, Metrics("m"), delay_s=lambda failures: 0.0)
+    fleet.start()
+    yield fleet
+    await fleet.stop()
+
+
+def worker(name: str, life: int = 1) -> RegisteredWorker:
+    """p... is a prefill worker, d... a decode worker."""
+    role = Role.PREFILL if name.startswith("p") else Role.DECODE
+    return RegisteredWorker(
+        life=make_life(name, life), role=role, endpoint=f"{name}:1", contract=make_contract(), pid=1
+    )
+
+
+def usable(fleet: Fleet) -> list[tuple[str, str]]:
+    """Names of the pairs that may be used."""
+    return [(p.key.prefill.worker, p.key.decode.worker) for p in fleet.snapshot().pairs if p.usable()]
+
+
+async def until(fleet: Fleet, pairs: int) -> None:
+    """Waits until this many pairs are usable."""
+    while len(usable(fleet)) != pairs:
+        await fleet.change()
+
+
+async def test_all_workers_are_paired_whatever_the_order(fleet: Fleet) -> None:
+    for name in ("d1", "p1", "d2", "p2"):
+        fleet.register(worker(name), make_load())
+    await until(fleet, 4)
+
+
+async def test_pairing_is_tried_again_until_both_can_be_reached(
+    fleet: Fleet, transport: ScriptedTransport
+) -> None:
+    transport.faults += [Unavailable("not yet")] * 3
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    assert transport.connects == ["d"] * 4
+
+
+async def test_a_suspected_pair_is_out_of_use_until_it_is_paired_anew(
+    fleet: Fleet, transport: ScriptedTransport
+) -> None:
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    fleet.suspect(fleet.snapshot().pairs[0].key, Unavailable("reset"))
+    assert usable(fleet) == []
+    await until(fleet, 1)
+    assert len(transport.connects) == 2
+
+
+async def test_a_new_life_closes_the_port_of_the_old_one(fleet: Fleet, transport: ScriptedTransport) -> None:
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    fleet.register(worker("d", life=2), make_load())
+    await until(fleet, 1)
+    assert [port.closed for port in transport.ports] == [False, True, False]
+    with pytest.raises(Unavailable, match="d is gone"):
+        fleet.decode_port(make_life("d"))
+
+
+async def test_a_silent_worker_is_forgotten_and_must_register_again(
+    fleet: Fleet, transport: ScriptedTransport, clock: ManualClock
+) -> None:
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    clock.advance(SILENCE_S)
+    assert fleet.heartbeat(make_life("p"), make_load())
+    clock.advance(1.0)
+    fleet.expire_silent()
+    assert usable(fleet) == []
+    assert not fleet.heartbeat(make_life("d"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+
+
+async def test_pairing_ends_when_one_of_the_two_is_gone(
+    fleet: Fleet, transport: ScriptedTransport, clock: ManualClock
+) -> None:
+    transport.faults += [Unavailable("down")] * 1000
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    clock.advance(SILENCE_S + 1.0)
+    fleet.expire_silent()
+    while any(task.get_name() == "pairing" for task in asyncio.all_tasks()):
+        await asyncio.sleep(0)
+    assert len(transport.connects) < 1000
+
+
+def test_the_fleet_settles_for_a_while_after_a_change_and_then_rests(clock: ManualClock) -> None:
+    fleet = Fleet(ScriptedTransport(), clock, Metrics("m"))
+    assert fleet.settling_s() == 0.0
+    fleet.register(worker("p"), make_load())
+    clock.advance(SETTLING_S / 4)
+    assert fleet.settling_s() == SETTLING_S * 3 / 4
+    clock.advance(SETTLING_S)
+    assert fleet.settling_s() == 0.0
+
+
+def test_delays_between_tries_grow_to_a_bound() -> None:
+    assert [pairing_delay_s(n) for n in (1, 2, 3, 20)] == [0.1, 0.2, 0.4, 10.0]
