@@ -33,6 +33,7 @@ from kvpact.types import Verdict, WorkerLife
 
 logger = logging.getLogger(__name__)
 
+DATE_HEADER_S = 1.0
 DRAIN_S = 30
 """Running requests get this long to end when the coordinator stops."""
 
@@ -165,15 +166,25 @@ class _HttpServer:
     async def stop(self) -> None:
         """Stops accepting, waits for running requests, closes. Idempotent."""
         if self._task is not None:
-            self._server.should_exit = True
+            self._server.leave.set()
             await self._task
             self._task = None
 
 
 class _QuietServer(uvicorn.Server):
+    """Waits for events where uvicorn looks ten times a second, and leaves signals to the program."""
+
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self.leave = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        # A multiple of 10 makes uvicorn renew the Date header.
+        while not await self.on_tick(0) and not self.leave.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_HEADER_S):
+                    await self.leave.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -42,23 +42,27 @@ class CoordinatorServer:
     """Owns the gRPC server from `start` to `stop`."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorServicer(fleet), self._server
-        )
+        self._fleet = fleet
+        self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
         """Binds (0 is any port) and serves; gives host:port. Raises Unavailable if the address is taken."""
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        servicer = CoordinatorServicer(self._fleet)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, server)
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
             raise Unavailable(f"can't bind {host}:{port}; is another process on that port?") from error
-        await self._server.start()
+        await server.start()
+        self._server = server
         return f"{host}:{bound}"
 
     async def stop(self) -> None:
-        """Ends running calls and closes the port."""
-        await self._server.stop(None)
+        """Ends running calls and closes the port. Idempotent."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
 
 
 def _worker(request: pb.RegisterRequest) -> RegisteredWorker:

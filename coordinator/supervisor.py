@@ -10,7 +10,8 @@ import ray
 from ray.exceptions import RayError
 
 from kvpact.config import Config
-from kvpact.errors import KvpactError, Unavailable
+from kvpact.errors import Unavailable
+from kvpact.handoff.status import status_from_bytes
 from kvpact.types import Role
 
 STOP_DEADLINE_S = 10.0
@@ -37,10 +38,15 @@ class Supervisor:
                 name = f"{role}-{index}"
                 self._actors[name] = self._actor_classes[role].remote(settings, name, coordinator)
         try:
-            endpoints = await asyncio.gather(*(actor.endpoint.remote() for actor in self._actors.values()))
+            reports = await asyncio.gather(*(actor.report.remote() for actor in self._actors.values()))
         except RayError as error:
-            raise _worker_error(error) from error
-        return dict(zip(self._actors, endpoints, strict=True))
+            raise Unavailable(f"a worker process ended before it served: {error}") from error
+        endpoints: dict[str, str] = {}
+        for name, report in zip(self._actors, reports, strict=True):
+            if isinstance(report, bytes):
+                raise status_from_bytes(report)
+            endpoints[name] = report
+        return endpoints
 
     async def stop(self) -> None:
         """Ends every worker, by force where one doesn't answer in time. Idempotent."""
@@ -53,9 +59,3 @@ class Supervisor:
         for actor in actors.values():
             ray.kill(actor, no_restart=True)
 
-
-def _worker_error(error: RayError) -> KvpactError:
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, KvpactError):
-        return cause
-    return Unavailable(f"a worker could not start: {error}")

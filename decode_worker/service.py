@@ -46,9 +46,8 @@ class DecodeService:
     ) -> pb.ReserveResponse:
         """Sets blocks aside for one handoff."""
         async with answering(context):
-            reservation = await self._reader.reserve(
-                codec.decode_terms(request.terms), request.max_output_tokens
-            )
+            terms, max_output_tokens = codec.decode_reserve(request)
+            reservation = await self._reader.reserve(terms, max_output_tokens)
             return pb.ReserveResponse(reservation=codec.encode_reservation(reservation))
 
     async def push(
@@ -62,10 +61,12 @@ class DecodeService:
         self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.DecodeResponse]:
         """Streams output tokens of a committed handoff."""
-        async with answering(context):
-            async with aclosing(self._decoder.decode(codec.decode_decode_job(request))) as tokens:
-                async for item in tokens:
-                    yield codec.encode_decoded_tokens(item)
+        async with answering(context), aclosing(self._tokens(request)) as tokens:
+            async for item in tokens:
+                yield codec.encode_decoded_tokens(item)
+
+    def _tokens(self, request: pb.DecodeRequest) -> AsyncGenerator[DecodedTokens, None]:
+        return self._decoder.decode(codec.decode_decode_job(request))
 
 
 async def _decoded(parts: AsyncIterator[bytes]) -> AsyncIterator[PushPart]:
@@ -74,7 +75,7 @@ async def _decoded(parts: AsyncIterator[bytes]) -> AsyncIterator[PushPart]:
 
 
 def add_decode_service(server: grpc.aio.Server, reader: ReaderPort, decoder: Decoder) -> None:
-    """Adds the service, before the server starts. Push parts stay bytes here, so that chunk payloads aren't copied."""
+    """Adds the service, before the server starts. Push parts come as bytes, so that payloads aren't copied."""
     service = DecodeService(reader, decoder)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Pair": grpc.unary_unary_rpc_method_handler(

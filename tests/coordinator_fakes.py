@@ -58,6 +58,18 @@ CHAT_TEMPLATE = (
 )
 
 
+def _token_of_byte() -> dict[int, int]:
+    """Token of each byte: after the special tokens, in the order of GPT-2's alphabet."""
+    order = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in printable]
+    character = {byte: chr(byte) for byte in printable} | {b: chr(0x100 + i) for i, b in enumerate(hidden)}
+    return {byte: len(SPECIAL) + order.index(character[byte]) for byte in range(0x100)}
+
+
+TOKEN_OF_BYTE = _token_of_byte()
+
+
 def make_text_folder(folder: Path, *, context: int = 128, template: str | None = CHAT_TEMPLATE) -> Path:
     """A model folder without weights: one token per byte, three special tokens."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +151,11 @@ class Script:
         """Raises what a worker finds that calls a dead one."""
         if life in self.dead:
             raise Unavailable(f"can't reach {life.worker}")
+
+    def say(self, text: str | bytes, *, ends: bool = True) -> None:
+        """Answers these bytes, one token each, and then the end token."""
+        data = text.encode() if isinstance(text, str) else text
+        self.reply = [TOKEN_OF_BYTE[byte] for byte in data] + ([EOS] if ends else [])
 
     def output(self, index: int, sampling: Sampling) -> tuple[int, FinishReason | None]:
         """Output token `index`, counted from the original prompt's end, and whether it is the last."""
@@ -294,7 +311,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         self.fail_after: int | None = None
         """Tokens of its own after which a stream fails, once."""
         self.hold_after: int | None = None
-        """Tokens of its own after which a stream waits for ever."""
+        """Tokens of its own after which a stream waits for `go_on`."""
+        self.go_on = asyncio.Event()
 
     def _add(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -322,7 +340,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                 raise Unavailable("the script says that this worker dies here")
             if sent == self.hold_after:
                 self.holding.set()
-                await asyncio.Event().wait()
+                await self.go_on.wait()
             token, reason = self.script.output(index + sent, job.sampling)
             sent += 1
             yield DecodedTokens(token_ids=(token,), finish_reason=reason)

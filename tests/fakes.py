@@ -1,4 +1,4 @@
-"""Tiny seeded models saved as a folder that every loader reads, and engines on them that are driven by hand."""
+"""Tiny seeded models saved as folders that every loader reads, and engines on them driven by hand."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from kvpact.engine.engine import Engine
 from kvpact.engine.requests import EngineEvent, EngineSettings, SequenceRequest, TokenComputed
 from kvpact.types import FinishReason, Sampling, SequenceId
 
+# Models this small lose more to a second thread than they gain.
+torch.set_num_threads(1)
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN_ID = 0
 VOCAB_SIZE = 264
@@ -29,7 +32,9 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 512,
 }
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -92,7 +97,7 @@ def make_tiny_model(
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level tokenizer without merges: ids 0 to 2 are special, then one id a byte; a chat template on top."""
+    """Byte-level tokenizer with a chat template, no merges: ids 0 to 2 are special, then one id a byte."""
     vocab = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
     for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab[character] = len(vocab)
@@ -159,7 +164,7 @@ class Collected:
     """Events of one sequence, in order."""
 
     events: list[EngineEvent] = field(default_factory=list)
-    sequence_id: SequenceId = SequenceId(0)
+    sequence_id: SequenceId | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -187,7 +192,7 @@ def submit(engine: Engine, request: SequenceRequest) -> Collected:
 
 
 def run_by_hand(engine: Engine, *requests: SequenceRequest) -> list[Collected]:
-    """Runs requests together on the calling thread of an engine that wasn't started, until nothing is left."""
+    """Runs requests together on the calling thread, until nothing is left; the engine wasn't started."""
     collected = [submit(engine, request) for request in requests]
     while engine.step():
         pass

@@ -1,4 +1,4 @@
-"""A writer and a reader of handoffs without an engine: caches are dictionaries of bytes, time moves by hand."""
+"""Writer and reader of handoffs without an engine: caches are dictionaries of bytes, time moves by hand."""
 
 from __future__ import annotations
 
@@ -283,6 +283,7 @@ class Wire:
     clock: ManualClock
     asleep: list[asyncio.Future[None]] = field(default_factory=list)
     """Renewals that wait; a test ends one by setting its result."""
+    fell_asleep: asyncio.Event = field(default_factory=asyncio.Event)
 
     def sender(self, port: ReaderPort | None = None) -> Sender:
         """A sender whose renewals wait until the test lets them go on."""
@@ -305,6 +306,7 @@ class Wire:
     async def _sleep(self, seconds: float) -> None:
         waiting = asyncio.get_running_loop().create_future()
         self.asleep.append(waiting)
+        self.fell_asleep.set()
         await waiting
 
 

@@ -92,7 +92,9 @@ def full_contract() -> Contract:
             sinks=True,
             temperature=AttentionTemperature(formula="llama4_log1p", parameters=(0.1, 8192.0)),
         ),
-        make_group(layers=(1,), kind=LayerKind.SLIDING, window=8, key_dim=4, rotary=make_rotary(rotary_dim=4)),
+        make_group(
+            layers=(1,), kind=LayerKind.SLIDING, window=8, key_dim=4, rotary=make_rotary(rotary_dim=4)
+        ),
         replace(
             make_group(layers=(2,), kind=LayerKind.MLA_LATENT, rotary=make_rotary(key_state=KeyState.NONE)),
             latent=LatentDims(latent_dim=12, rope_dim=4, content_first=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from coordinator.coordinator import Coordinator
 from kvpact.config import Config, EngineConfig
+from kvpact.contract.sources.huggingface import override_config, read_config
+from kvpact.errors import Unavailable
 from kvpact.types import Role
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+PAIRING_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,8 @@ async def local_cluster(config: Config, progress: Progress) -> AsyncIterator[Clu
 
     progress(f"model {config.model}")
     folder = resolve_model(config.model)
+    for role in (config.prefill, config.decode):
+        override_config(read_config(folder), role.override)
     config = config.model_copy(
         update={
             "model": str(folder),
@@ -46,17 +52,26 @@ async def local_cluster(config: Config, progress: Progress) -> AsyncIterator[Clu
         }
     )
     async with contextlib.AsyncExitStack() as stack:
-        coordinator = Coordinator(config, folder)
-        http_port, grpc_endpoint = await coordinator.start()
-        stack.push_async_callback(coordinator.stop)
         progress("Ray")
         supervisor = stack.enter_context(_local_ray(config))
+        coordinator = Coordinator(config, folder)
+        http_port, grpc_endpoint = await coordinator.start()
         stack.push_async_callback(supervisor.stop)
+        stack.push_async_callback(coordinator.stop)
         progress(f"{config.prefill_workers} prefill and {config.decode_workers} decode workers")
         workers = await supervisor.start(grpc_endpoint)
         progress("pairing")
-        await coordinator.wait_paired()
+        await _paired(coordinator)
         yield Cluster(coordinator=coordinator, url=f"http://{config.api.host}:{http_port}", workers=workers)
+
+
+async def _paired(coordinator: Coordinator) -> None:
+    try:
+        async with asyncio.timeout(PAIRING_DEADLINE_S):
+            await coordinator.wait_paired()
+    except TimeoutError as error:
+        _, reason = coordinator.readiness()
+        raise Unavailable(f"no verdict from the workers within {PAIRING_DEADLINE_S:g} s: {reason}") from error
 
 
 def _with_threads(config: Config) -> EngineConfig:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
+
+from rich.text import Text
 
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Answer
@@ -73,10 +76,10 @@ async def ask(coordinator: Coordinator, prompt: str, max_tokens: int) -> DemoRep
 def print_report(report: DemoReport) -> None:
     """The report as a picture for people."""
     console.print()
-    console.print(f"[bold]{report.prompt}[/bold]", highlight=False)
+    console.print(Text(report.prompt, style="bold"), soft_wrap=True)
     for side, worker in (("prefill (writer)", report.prefill), ("decode (reader)", report.decode)):
         console.print(f"  {side:<17} pid {worker.pid:<8} {_cache(worker)}", highlight=False)
-    console.print(render_verdict(report.verdict), highlight=False, markup=False)
+    console.print(indent(render_verdict(report.verdict), "  "), highlight=False, markup=False, soft_wrap=True)
     answer = report.answer
     if answer is None:
         console.print(
@@ -90,7 +93,7 @@ def print_report(report: DemoReport) -> None:
             handoff = f"{answer.handoff_bytes:,} bytes in {answer.handoff_s * 1000:.1f} ms"
         console.print(f"  handoff           {handoff}", highlight=False)
         console.print(f"  first token after {answer.ttft_s * 1000:.0f} ms", highlight=False)
-        console.print(f"  [green]answer[/green]            {answer.text.strip()}", highlight=False)
+        console.print(Text("  answer            ", style="green") + Text(answer.text.strip()), soft_wrap=True)
     blocks = ", ".join(
         f"{worker.role} {worker.load.blocks.free}/{worker.load.blocks.total}" for worker in (report.prefill, report.decode)
     )

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from kvpact.cli import contract, demo, parity, up
+
+# Read by libraries when they are imported, which happens inside commands: no fork notices of gRPC, no bars of loaders.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 app = typer.Typer(
     help="Disaggregated prefill/decode serving whose KV-cache handoff carries a contract.",

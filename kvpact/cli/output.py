@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kvpact.errors import BadRequest, ContractRefused, KvpactError, NoCompatiblePair, UnreadableSource
 
@@ -43,7 +44,7 @@ def reported_errors(*, as_json: bool = False) -> Iterator[None]:
         if as_json:
             print_json({"error": {"reason": error.reason, "message": str(error)} | error.metadata()})
         else:
-            errors.print(f"[bold red]error[/bold red] {error}", highlight=False, markup=True)
+            errors.print(f"[bold red]error[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(exit_code(error)) from error
 
 

@@ -1,7 +1,8 @@
 """Attention of one layer over the paged cache, and the one place of the engine where q and k are rotated.
 
-Legend: T rows of the step, B sequences attended together, t rows of each, n keys, H kv heads, Q = H * G query
-heads, D lanes. Query heads that share a kv head are folded into rows, so keys and values are never multiplied out.
+Legend: T rows of the step, B sequences attended together, t rows of each, n keys, H kv heads,
+Q = H * G query heads, D lanes, r = G * t folded rows. Query heads that share a kv head are folded
+into rows, so keys and values are never multiplied out.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def attend_layer(
     k_THD: torch.Tensor,
     v_THD: torch.Tensor,
 ) -> torch.Tensor:
-    """Rotates raw q and k, stores k in the contract's form and v, and attends. Gives [T, Q, D] in the dtype of q."""
+    """Rotates raw q and k, stores k in the contract's form and v, and attends: [T, Q, D], dtype of q."""
     q_TQD, k_THD = _to_stored_lanes(step.group, q_TQD), _to_stored_lanes(step.group, k_THD)
     q_TQD, rotated_THD = _rotate_both(step.rotation, q_TQD, k_THD)
     keeps_raw = step.group.rotary.key_state is KeyState.RAW
@@ -73,19 +74,17 @@ def attend_layer(
 def attend(
     q_BtQD: torch.Tensor, k_BHnD: torch.Tensor, v_BHnD: torch.Tensor, visible_Btn: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Softmax attention of rotated q over rotated k where `visible`; [B, t, Q, D]. A row that sees no key gives 0."""
-    sequences, rows, query_heads, _ = q_BtQD.shape
-    heads = k_BHnD.shape[1]
-    groups = query_heads // heads
+    """Softmax attention of rotated q over rotated k where `visible`: [B, t, Q, D]; without any key 0."""
+    rows, heads = q_BtQD.shape[1], k_BHnD.shape[1]
+    groups = q_BtQD.shape[2] // heads
     q_BHrD = q_BtQD.unflatten(2, (heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     visible_B1rn = visible_Btn[:, None, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
     if rows == 1:
         out_BHrD = _two_products(q_BHrD, k_BHnD, v_BHnD, visible_B1rn, scale)
     else:
         out_BHrD = F.scaled_dot_product_attention(q_BHrD, k_BHnD, v_BHnD, attn_mask=visible_B1rn, scale=scale)
-    return (
-        out_BHrD.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4).reshape(sequences, rows, query_heads, -1)
-    )
+    out_BtHGD: torch.Tensor = out_BHrD.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4)
+    return out_BtHGD.flatten(2, 3)
 
 
 def _two_products(

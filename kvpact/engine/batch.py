@@ -22,7 +22,7 @@ from kvpact.types import BlockId, KeyState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """New rows of one sequence. `positions` are those of all its tokens, cached ones first; the last are the new."""
+    """New rows of one sequence. `positions` are those of all its tokens, cached ones first, new ones last."""
 
     token_ids: Sequence[int]
     positions: Sequence[int]

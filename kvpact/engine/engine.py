@@ -92,8 +92,8 @@ class Engine:
         """Queues a sequence and takes over `request.blocks`; on_event is called on the engine thread.
 
         Raises:
-            BadRequest: tokens out of range, too long for the context or for the whole pool; blocks stay the caller's.
-            Unavailable: the engine is closing; blocks stay the caller's.
+            BadRequest: tokens out of range, or too long for the context or the whole pool.
+            Unavailable: the engine is closing. After either, the blocks are still the caller's.
         """
         self._check(request)
         stop = request.sampling.stop_token_ids
@@ -109,7 +109,10 @@ class Engine:
         return sequence_id
 
     def cancel(self, sequence_id: SequenceId) -> None:
-        """Ends a sequence at any state without a further event; its blocks are freed at the latest after the forward."""
+        """Ends a sequence at any state; its blocks are free after the running forward. Idempotent.
+
+        No event follows but one that is being told at this moment.
+        """
         with self._changed:
             self._listeners.pop(sequence_id, None)
             self._scheduler.drop(sequence_id)

@@ -52,7 +52,7 @@ def load(settings: EngineSettings) -> Loaded:
         context_tokens=settings.max_model_len,
         compute_dtype=dtype,
         name=settings.name or settings.model_folder.name,
-        engine=f"kvpact {version('kvpact')}, transformers {version('transformers')}, torch {torch.__version__}",
+        engine=", ".join(f"{package} {version(package)}" for package in ("kvpact", "transformers", "torch")),
     )
     _check_served(contract, settings.model_folder)
     model = HostedModel.load(settings.model_folder, config, TORCH_DTYPES[dtype], device)

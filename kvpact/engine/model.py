@@ -1,4 +1,4 @@
-"""A transformers model whose rotation and attention are taken over, and which can still run as its authors wrote it."""
+"""A transformers model whose rotation and attention are taken over, and which can still run as written."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class HostedModel:
     ) -> torch.Tensor:
         """The model's own eager forward without a cache, rotary module and mask as its authors have them.
 
-        Logits [T, vocabulary], or those of `kept_rows`. Positions may jump; a token sees those at or before it.
+        Logits [T, vocabulary], or those of `kept_rows`. Positions may jump; a token sees those up to its own.
         """
         positions_1T = torch.tensor([positions], device=self.device)
         with self._as_authored():

@@ -21,7 +21,7 @@ from kvpact.types import Dtype, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One run: attention logits by layer and position, the model's logits [n, vocabulary], tokens picked from them."""
+    """One run: attention logits by layer and position, logits [n, vocabulary] of the model, tokens picked."""
 
     attention: LogitRecorder
     logits_nV: torch.Tensor
@@ -42,12 +42,13 @@ class Reference:
         compute_dtype: Dtype = Dtype.FLOAT32,
         device: str = "cpu",
     ) -> Reference:
-        """Loads the model anew, so that nothing of the engine is in it. Raises UnreadableSource as the engine does."""
+        """Loads the model anew, so that nothing of the engine is in it. May raise UnreadableSource."""
         config = override_config(read_config(folder), override)
         return cls(HostedModel.load(folder, config, TORCH_DTYPES[compute_dtype], torch.device(device)))
 
     def trace(self, token_ids: Sequence[int], positions: Iterable[int]) -> Trace:
-        """One full forward over all tokens, watched at `positions`, each in [0, tokens); logits of those rows.
+        """One full forward over all tokens, watched at `positions`, each in [0, tokens); logits of these rows
+        in ascending order.
 
         `token_ids` of the result are the greedy successors of the watched positions.
         """

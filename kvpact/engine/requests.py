@@ -44,7 +44,7 @@ class SequenceRequest:
     """Length for which the rotary table was chosen; fixed for the whole request."""
     output_tokens_so_far: int = 0
     blocks: tuple[BlockId, ...] = ()
-    """Blocks with the keys and values of the first `computed_tokens` tokens; the engine owns them from here."""
+    """Hold the keys and values of the first `computed_tokens` tokens; the engine owns them from here."""
     computed_tokens: int = 0
     stop_after_first: bool = False
     """End after one token, whatever `sampling` still allows."""
@@ -57,7 +57,7 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkComputed:
-    """Keys and values of the first `computed_tokens` tokens now lie in `blocks`, which the engine still owns."""
+    """Keys and values of the first `computed_tokens` tokens lie in `blocks`, which the engine still owns."""
 
     sequence_id: SequenceId
     computed_tokens: int

@@ -22,7 +22,7 @@ class Runner:
         self._cache = cache
 
     def run(self, batch: Sequence[Rows]) -> dict[SequenceId, torch.Tensor]:
-        """Computes all rows in one forward; logits [vocabulary] in the compute dtype of each sequence that samples."""
+        """Computes all rows in one forward; logits [vocabulary] of each sequence that samples."""
         logits_BV = self._model.forward(Step(self._cache, [_span(rows) for rows in batch]))
         sampling = [rows.sequence.sequence_id for rows in batch if rows.samples]
         return dict(zip(sampling, logits_BV, strict=True))

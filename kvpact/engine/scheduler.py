@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Scheduler:
-    """Continuous batching: decode rows first, then prefill chunks. Not thread-safe; its owner holds a lock."""
+    """Continuous batching: decode rows first, then prefill chunks. Its owner calls it under one lock."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def drop(self, sequence_id: SequenceId) -> None:
-        """Ends a sequence at any state and frees its blocks, after the running forward if it is in it. Idempotent."""
+        """Ends a sequence at any state, in a running forward once it is done, and frees its blocks."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return
@@ -118,13 +118,14 @@ class Scheduler:
     def next_batch(self) -> tuple[Rows, ...]:
         """Rows of the next forward; empty if nothing can run now."""
         self._admit()
+        self._make_room()
         batch = self._decode_rows() + self._prefill_rows()
         for rows in batch:
             rows.sequence.in_flight = True
         return batch
 
     def advance(self, batch: Sequence[Rows], tokens: Mapping[SequenceId, int]) -> list[Outcome]:
-        """Takes in the tokens of a finished forward and ends what is done, blocks freed; cancelled ones give no outcome."""
+        """Takes in a finished forward's tokens and ends what is done, blocks freed; skips the cancelled."""
         outcomes = []
         for rows in batch:
             sequence = rows.sequence
@@ -209,24 +210,21 @@ class Scheduler:
         self._running.append(sequence)
         self._running.sort(key=lambda running: running.sequence_id)
 
+    def _make_room(self) -> None:
+        """Gives each running sequence blocks for all its tokens, the oldest first; the youngest gives way."""
+        for sequence in tuple(self._running):
+            missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
+            while missing > 0 and sequence in self._running and not self._allocate(sequence, missing):
+                age = self._running.index(sequence)
+                self._preempt([other for other in self._running[age:] if not other.request.hold_blocks][-1])
+
     def _decode_rows(self) -> tuple[Rows, ...]:
         batch = []
-        for sequence in tuple(self._running):
-            if sequence.decodes and sequence in self._running and self._grow(sequence):
+        for sequence in self._running:
+            if sequence.decodes:
                 end = len(sequence.tokens)
                 batch.append(Rows(sequence=sequence, start=end - 1, end=end, decodes=True, samples=True))
         return tuple(batch)
-
-    def _grow(self, sequence: Running) -> bool:
-        """Room for all tokens; preempts the youngest while there is none. False: it preempted `sequence` itself."""
-        missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-        while missing > 0 and not self._allocate(sequence, missing):
-            age = self._running.index(sequence)
-            victim = [other for other in self._running[age:] if not other.request.hold_blocks][-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
 
     def _preempt(self, sequence: Running) -> None:
         """Frees the blocks; prompt and output are computed again when there is room."""

@@ -49,7 +49,7 @@ def make_probe(vocab_size: int, context_tokens: int) -> Probe:
 
 
 def self_check(model: HostedModel, contract: Contract) -> None:
-    """Compares the probe in one prefill, and in prefill with one cached decode step, with the model's own forward.
+    """Compares the probe, in one prefill and again with a cached decode step, with the model's own forward.
 
     Raises:
         SelfCheckFailed: names the first layer that differs, what differs in it and by how much.
@@ -64,8 +64,8 @@ def self_check(model: HostedModel, contract: Contract) -> None:
 
 
 class _Tolerance:
-    """1e-4 in float32, or 64 roundings of the largest number where that is more. In a coarser dtype 4 times the
-    larger of two: the engine's own prefill-against-decode noise, and one rounding for each layer passed.
+    """1e-4 in float32, or 64 roundings of the largest number where that is more. In a coarser dtype 4 times
+    the larger of two: the engine's own prefill-against-decode noise, and one rounding for each layer passed.
     """
 
     def __init__(self, epsilon: float, whole: _Leg, cached: _Leg) -> None:
@@ -124,7 +124,7 @@ def _own_leg(model: HostedModel, probe: Probe) -> _Leg:
 
 
 def _engine_leg(model: HostedModel, contract: Contract, probe: Probe, *, split: int) -> _Leg:
-    """The probe's first `split` tokens in one forward, the rest in a second one; through a cache of its own."""
+    """The probe's first `split` tokens in one forward, the rest in a second, through a cache of its own."""
     count = len(probe.positions)
     blocks = [BlockId(block) for block in range(-(-count // contract.layout.block_size))]
     cache = PagedCache(contract, len(blocks), model.device)

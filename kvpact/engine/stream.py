@@ -16,8 +16,8 @@ async def stream(
 ) -> AsyncGenerator[EngineEvent, None]:
     """Submits `request` and gives its events; ends after the last one, a failure included.
 
-    Takes over `request.blocks` at the first step. Leaving early cancels the sequence. With `hold_blocks`, blocks of
-    a sequence that ended stay held until `engine.release`.
+    Takes over `request.blocks` at the first step. Leaving early cancels the sequence. With `hold_blocks`,
+    blocks of a sequence that ended stay held until `engine.release`.
 
     Args:
         events: queue to pass events through; None put into it ends the iteration and the sequence.

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attended:
-    """One attention of one sequence in one layer: queries and keys after rotation, as the product takes them."""
+    """One attention of one sequence in one layer: queries and keys after rotation, as multiplied."""
 
     layer: int
     query_positions_T: torch.Tensor
@@ -53,7 +53,7 @@ class LogitRecorder:
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
 
     def record(self, attended: Attended) -> None:
-        """Computes and keeps the logits of wanted rows over the keys at or before each of them, by position."""
+        """Computes and keeps the logits of wanted rows over the keys up to each, in order of position."""
         order = attended.key_positions_n.argsort()
         key_positions_n = attended.key_positions_n[order]
         k_nHD = attended.k_nHD[order].float()
@@ -83,8 +83,8 @@ class QueryKeyRecorder:
 def first_divergence(reference: LogitRecorder, found: LogitRecorder, tolerance: float) -> Divergence | None:
     """The first row of `found`, by layer and then position, that is off `reference` by more than `tolerance`.
 
-    A row counts only if both recorded it; a row of another length, or one that isn't a number, diverges. Inside a
-    row the largest difference is named.
+    A row counts only if both recorded it; one of another length, or with a NaN, diverges. Inside a row the
+    largest difference is named; its key position is right where positions run from 0 without a gap.
     """
     for layer, position in sorted(reference.logits.keys() & found.logits.keys()):
         expected_Qn, seen_Qn = reference.logits[layer, position], found.logits[layer, position]

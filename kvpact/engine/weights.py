@@ -1,4 +1,4 @@
-"""From a model's name to a folder of safetensors; a GGUF is dequantised into one once and kept in the user's cache."""
+"""From a model's name to a folder of safetensors; a GGUF becomes one once, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 
 
 def resolve_model(name: str) -> Path:
-    """The model folder that `name` means: a folder, a GGUF file, a shipped model such as "smollm2", or a hub id.
+    """The model folder that `name` means: a folder, a GGUF file, a shipped model ("smollm2") or a hub id.
 
-    The first use of a GGUF takes seconds and about 4 bytes a parameter in the cache folder, and says so on stderr.
+    The first use of a GGUF takes seconds and 4 bytes a parameter in the cache folder, and says so on stderr.
 
     Raises:
         UnreadableSource: nothing is there, or only pickled weights are.

@@ -15,7 +15,7 @@ from kvpact.handoff.messages import Chunk, Commit, CommitReceipt, Open, PushPart
 
 
 class Arrival:
-    """Takes pushes in. The next chunk is read while the last one lands; never two landings of one handoff at a time."""
+    """Takes pushes in. The next chunk is read while the last one lands; one landing of a handoff at a time."""
 
     def __init__(self, *, table: HandoffTable, landing: Landing, executor: Executor | None) -> None:
         self._table = table
@@ -44,7 +44,9 @@ class Arrival:
         handoff.session = handoff.session.open(first)
         return handoff
 
-    async def _receive_while_held(self, handoff: HeldHandoff, parts: AsyncIterator[PushPart]) -> CommitReceipt:
+    async def _receive_while_held(
+        self, handoff: HeldHandoff, parts: AsyncIterator[PushPart]
+    ) -> CommitReceipt:
         """Stops receiving when the handoff ends; after an error of the stream, waits for the running job."""
         try:
             async with asyncio.timeout(None) as handoff.scope:
@@ -109,7 +111,8 @@ def _verify_and_land(handoff: HeldHandoff, chunk: Chunk) -> None:
     found = chunk_checksum(header, terms.contract_digest, terms.token_digest, chunk.keys, chunk.values)
     if found != chunk.checksum:
         raise DataLoss(
-            f"chunk {header.sequence} of layer {header.layer}: checksum is {found:016x}, the writer sent {chunk.checksum:016x}",
+            f"chunk {header.sequence} of layer {header.layer}: checksum is {found:016x}, "
+            f"the writer sent {chunk.checksum:016x}",
             check="checksum",
         )
     assert handoff.handle is not None, "prepare comes first"

@@ -71,8 +71,8 @@ def blocks_per_chunk(blocks: LayerBlocks, chunk_cap_bytes: int) -> int:
     """
     if blocks.block_bytes > PAYLOAD_CAP_BYTES:
         raise BadRequest(
-            f"one block of layer {blocks.layer} takes {blocks.block_bytes} bytes, a message holds {PAYLOAD_CAP_BYTES}; "
-            "choose a smaller block_size",
+            f"one block of layer {blocks.layer} takes {blocks.block_bytes} bytes, a message holds "
+            f"{PAYLOAD_CAP_BYTES}; choose a smaller block_size",
             param="block_size",
         )
     return max(1, min(chunk_cap_bytes, PAYLOAD_CAP_BYTES) // blocks.block_bytes)

@@ -1,4 +1,4 @@
-"""One door to all codecs: each value of the house has encode_X and decode_X, or X_to_bytes and X_from_bytes."""
+"""One door to all codecs: each value has encode_X and decode_X, or X_to_bytes and X_from_bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from kvpact.handoff.terms_codec import (
     decode_answer,
     decode_offer,
     decode_reservation,
+    decode_reserve,
     decode_terms,
     decode_tokens,
     encode_answer,
     encode_offer,
     encode_reservation,
+    encode_reserve,
     encode_terms,
 )
 from kvpact.handoff.verdict_codec import (
@@ -77,6 +79,7 @@ __all__ = [
     "decode_plan",
     "decode_receipt",
     "decode_reservation",
+    "decode_reserve",
     "decode_role",
     "decode_sampling",
     "decode_seconds",
@@ -99,6 +102,7 @@ __all__ = [
     "encode_plan",
     "encode_receipt",
     "encode_reservation",
+    "encode_reserve",
     "encode_role",
     "encode_sampling",
     "encode_seconds",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from typing import TypeVar
 
 import grpc
@@ -26,6 +27,8 @@ from kvpact.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc
 
 T = TypeVar("T")
 CALL_DEADLINE_S = 10.0
+CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+"""What writing to a call that is over raises."""
 PUSH_METHOD = "/kvpact.v1.DecodeService/Push"
 
 
@@ -52,9 +55,7 @@ class GrpcReaderPort:
 
     async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
         """See ReaderPort. A refusal comes with the whole verdict where the reader still gives it."""
-        request = decode_pb2.ReserveRequest(
-            terms=codec.encode_terms(terms), max_output_tokens=max_output_tokens
-        )
+        request = codec.encode_reserve(terms, max_output_tokens)
         try:
             response = await self._answer(self._decode.Reserve(request, timeout=self._deadline_s))
         except ContractRefused as error:
@@ -125,6 +126,7 @@ async def _feed(
     async for part in parts:
         try:
             await call.write(part)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except CALL_ENDED:
             return
-    await call.done_writing()
+    with suppress(*CALL_ENDED):
+        await call.done_writing()

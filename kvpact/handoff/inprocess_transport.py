@@ -1,4 +1,4 @@
-"""The in-process transport: a writer talks to a receiver of its own event loop, nothing is serialised but the contract."""
+"""The in-process transport: writer and receiver share an event loop; only the contract is serialised."""
 
 from __future__ import annotations
 

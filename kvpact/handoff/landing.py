@@ -26,4 +26,7 @@ class Landing(Protocol):
     def prepare(
         self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
     ) -> LandingHandle:
-        """Called once per push, on an executor thread. `blocks` hold the prompt in order, in the reader's block size."""
+        """Called once per push, on an executor thread.
+
+        `blocks` will hold the prompt in order, in the reader's block size.
+        """

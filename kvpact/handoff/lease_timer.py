@@ -37,7 +37,7 @@ class LeaseTimer:
         self._alarm: Alarm | None = None
 
     def arm(self, due: float | None) -> None:
-        """Sets the alarm for clock time `due` unless one is set; an alarm that comes early finds nothing and is set again."""
+        """Sets the alarm for clock time `due` unless one is set; one that rings early finds nothing to do."""
         if self._alarm is None and due is not None:
             self._alarm = self._call_later(max(0.0, due - self._clock.now()), self._ring)
 

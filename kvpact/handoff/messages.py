@@ -1,4 +1,4 @@
-"""What writer and reader of a handoff say to each other, as frozen values that mirror the protobuf messages."""
+"""What writer and reader of a handoff say to each other, as frozen values like the protobuf messages."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHeader:
-    """Where the bytes of a chunk go: writer's blocks [block_start, block_start + block_count) of one layer."""
+    """Where a chunk goes: the writer's blocks [block_start, block_start + block_count) of one layer."""
 
     handoff_id: HandoffId
     generation: int

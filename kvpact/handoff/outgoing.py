@@ -1,4 +1,4 @@
-"""Parts of one push as the writer makes them: blocks that are ready, split into chunks, and a commit with the first token."""
+"""Parts of one push as the writer makes them: open, chunks of blocks that are ready, commit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BlockReader(Protocol):
     """Reads the writer's cache. Called on executor threads, one call at a time for each handoff."""
 
     def __call__(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
-        """Keys and values of `blocks`, counted in the prompt's own sequence from 0, as stored and without gaps.
+        """Keys and values of `blocks`, counted from 0 in the prompt's sequence, as stored and without gaps.
 
         The buffers stay valid and unchanged until the handoff ends.
         """
@@ -70,7 +70,7 @@ class Outgoing:
     async def parts(
         self, computed: AsyncIterator[int], read: BlockReader, first_token: asyncio.Future[int]
     ) -> AsyncGenerator[PushPart, None]:
-        """Open, then chunks of complete blocks as `computed` grows, the last partial block at the end, then commit.
+        """Open, chunks of complete blocks as `computed` grows, the last partial block at the end, commit.
 
         Args:
             computed: prompt tokens computed so far, ascending, the last one the whole prompt.

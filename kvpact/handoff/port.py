@@ -50,4 +50,4 @@ class ReaderPort(Protocol):
         """
 
     async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
-        """Gives the handoff up at any state; idempotent. Returns the state before, None where it was never known."""
+        """Gives the handoff up at any state; idempotent. The state before, None where it was never known."""

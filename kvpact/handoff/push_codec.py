@@ -1,6 +1,6 @@
 """Parts of a push from and to protobuf; chunks are framed by hand so that their payload is copied once.
 
-The framing is the one protobuf itself writes: PushRequest.chunk (2), PushChunk.header (1), .checksum (2), .payload (15).
+The framing is the one protobuf writes: PushRequest.chunk (2); PushChunk.header (1), .checksum (2), .payload (15).
 Any other valid encoding is read through the generated classes.
 """
 
@@ -120,8 +120,8 @@ def _chunk(message: handoff_pb2.ChunkHeader, checksum: int, payload: memoryview)
     header = _decode_header(message, "chunk.header")
     if header.key_bytes + header.value_bytes != len(payload):
         raise DataLoss(
-            f"chunk {header.sequence} holds {len(payload)} bytes; its header says {header.key_bytes} of keys and "
-            f"{header.value_bytes} of values",
+            f"chunk {header.sequence} holds {len(payload)} bytes; its header says {header.key_bytes} of keys "
+            f"and {header.value_bytes} of values",
             check="totals",
         )
     return Chunk(

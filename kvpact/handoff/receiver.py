@@ -1,4 +1,4 @@
-"""The reader's side of handoffs: pairs, reserves, takes bytes in, and gives committed handoffs to the decoder.
+"""The reader's side of handoffs: pairs, reserves, takes bytes in, gives committed handoffs to the decoder.
 
 Runs on one event loop; landings run on executor threads.
 """
@@ -210,7 +210,9 @@ class Receiver:
             return held
         found = "an id with other terms" if stone is None else f"an id whose handoff ended ({stone.reason})"
         raise Fenced(
-            f"handoff {terms.handoff_id.hex()} can't be reserved: it is {found}", expected="a new handoff id", found=found
+            f"handoff {terms.handoff_id.hex()} can't be reserved: it is {found}",
+            expected="a new handoff id",
+            found=found,
         )
 
     def _grant(self, terms: HandoffTerms, max_output_tokens: int, judged: Judged) -> HeldHandoff:
@@ -227,7 +229,8 @@ class Receiver:
         watermark = min(limits.growth_watermark_blocks, counts.total - needed)
         if counts.free - needed < watermark:
             raise Exhausted(
-                f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, {watermark} stay so",
+                f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, "
+                f"{watermark} stay so",
                 retry_after_s=limits.retry_after_s,
             )
         blocks = self._pool.allocate(needed, "handoff")

@@ -1,7 +1,9 @@
-"""The writer's side of handoffs: reserves, pushes while it renews the lease, and releases what it doesn't finish.
+"""The writer's side of handoffs: reserves, pushes while it renews the lease, releases what it doesn't finish.
 
-async with sender.reserved(terms, max_output_tokens) as handoff:      # leaving without a commit releases it on the reader
-    sent = await handoff.send(computed, read, first_token)
+Leaving the block without an acknowledged commit releases the handoff on the reader:
+
+    async with sender.reserved(terms, max_output_tokens) as handoff:
+        sent = await handoff.send(computed, read, first_token)
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Sender:
 
     @asynccontextmanager
     async def reserved(self, terms: HandoffTerms, max_output_tokens: int) -> AsyncIterator[SendingHandoff]:
-        """Reserves on entry; renews the lease until exit; without an acknowledged commit, exit releases on the reader.
+        """Reserves on entry, renews the lease until exit; exit without an acknowledged commit releases.
 
         Raises:
             KvpactError: whatever the reader answers to Reserve.
@@ -124,7 +126,7 @@ class Sender:
             return await handoff.send(computed, read, first_token)
 
     async def _give_up(self, terms: HandoffTerms, sending: SendingHandoff | None) -> None:
-        """Releases on the reader, not longer than RELEASE_DEADLINE_S, even while cancelled; the lease does the rest."""
+        """Releases on the reader, for RELEASE_DEADLINE_S at most, even while cancelled; then the lease does it."""
         closing = asyncio.ensure_future(self._release(terms, sending))
         cancelled = False
         while not closing.done():
@@ -169,7 +171,7 @@ class SendingHandoff:
     async def send(
         self, computed: AsyncIterator[int], read: BlockReader, first_token: asyncio.Future[int]
     ) -> Sent:
-        """Pushes the cache; returns when the reader owns it. No thread reads the writer's cache after it returns or raises.
+        """Pushes the cache; returns when the reader owns it. No thread reads the cache once it is left.
 
         Raises:
             KvpactError: the reader's answer; whatever `computed`, `read` or `first_token` raise.
@@ -210,8 +212,9 @@ class SendingHandoff:
         while True:
             await sleep(lease_s / RENEWALS_PER_LEASE)
             try:
+                asked_s = self._clock.now()
                 lease_s = await self._port.renew(self._terms.handoff_id, self._terms.reader)
-                renewed_s = self._clock.now()
+                renewed_s = asked_s
             except Unavailable:
                 if self._clock.now() - renewed_s >= lease_s:
                     raise

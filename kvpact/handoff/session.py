@@ -1,4 +1,4 @@
-"""State of one push on the reader's side. Pure: each step gives the next state or the error that ends the handoff."""
+"""State of one push on the reader's side. Pure: a step gives the next state, or the error that ends it all."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ class Session:
         total_bytes = header.key_bytes + header.value_bytes
         if count > 1 and total_bytes > self.expected.chunk_cap_bytes:
             raise BadRequest(
-                f"chunk {header.sequence} holds {total_bytes} bytes; the cap is {self.expected.chunk_cap_bytes}",
+                f"chunk {header.sequence} holds {total_bytes} bytes; "
+                f"the cap is {self.expected.chunk_cap_bytes}",
                 param="chunk.payload",
             )
         for name, told, layout_bytes, found in (

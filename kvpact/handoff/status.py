@@ -126,6 +126,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, peer: str) -> KvpactError:
             return KvpactError(text)
 
 
+def status_from_bytes(data: bytes) -> KvpactError:
+    """The error whose serialised status `data` is; a plain KvpactError where it can't be told."""
+    return _parse(data) or KvpactError("an error whose status can't be read")
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: KvpactError) -> NoReturn:
     """Ends a call with the status of `error`."""
     status = to_status(error)
@@ -137,7 +142,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: KvpactError)
 
 @asynccontextmanager
 async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Answers errors of its body: a KvpactError as it is, anything else as INTERNAL, logged, without its text."""
+    """Answers errors of its body: a KvpactError as it is, others as INTERNAL, logged, without their text."""
     try:
         yield
     except KvpactError as error:

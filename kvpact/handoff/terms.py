@@ -47,7 +47,7 @@ def digest_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def tables_at(contract: Contract, table_length: int) -> tuple[GroupTable, ...]:
-    """The table that runs for a request of `table_length` tokens, for each group; None where keys aren't rotated."""
+    """The table that runs for `table_length` tokens, for each group; None where keys aren't rotated."""
     context = contract.model.context_tokens
     return tuple(
         GroupTable(group=index, table=table_at(group.rotary, length=table_length, context_tokens=context))

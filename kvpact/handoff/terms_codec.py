@@ -66,6 +66,17 @@ def decode_answer(message: decode_pb2.PairResponse) -> PairAnswer:
     )
 
 
+def encode_reserve(terms: HandoffTerms, max_output_tokens: int) -> decode_pb2.ReserveRequest:
+    """Request for room."""
+    return decode_pb2.ReserveRequest(terms=encode_terms(terms), max_output_tokens=max_output_tokens)
+
+
+def decode_reserve(message: decode_pb2.ReserveRequest) -> tuple[HandoffTerms, int]:
+    """Terms and the number of output tokens that will be asked."""
+    terms = decode_terms(message.terms, fields.part(message, "terms", ""))
+    return terms, fields.integer(message, "max_output_tokens", "", least=1)
+
+
 def encode_terms(terms: HandoffTerms) -> pb.HandoffTerms:
     """Terms as a message."""
     adapter = terms.adapter

@@ -13,7 +13,7 @@ RETRY_AFTER_S = 1.0
 
 
 class BlockPool:
-    """Blocks [0, total). Every block is free or has exactly one holder, named by a word such as "sequence"."""
+    """Blocks [0, total). Each is free or has exactly one holder, named by a word such as "sequence"."""
 
     def __init__(self, total: int) -> None:
         assert total >= 1
@@ -65,7 +65,7 @@ class BlockPool:
             listener()
 
     def on_free(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls `listener` after each free, on the freeing thread and without a lock held; gives the way to stop it."""
+        """Calls `listener` after each free, on the freeing thread with no lock held; gives its off switch."""
         with self._lock:
             self._listeners.append(listener)
 

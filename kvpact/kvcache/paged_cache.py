@@ -53,7 +53,7 @@ class PagedCache:
         return keys.numel() * keys.element_size(), values.numel() * values.element_size()
 
     def slots(self, blocks: Sequence[BlockId], start: int, end: int) -> torch.Tensor:
-        """Slot of each token [start, end) of a sequence that lies in `blocks`: block * S + offset, int64 [T]."""
+        """Slot, block * S + offset, of each token [start, end) of a sequence in `blocks`: int64 [T]."""
         offsets_T = torch.arange(start, end)
         blocks_B = torch.tensor(blocks, dtype=torch.int64)
         slots_T = blocks_B[offsets_T // self.block_size] * self.block_size + offsets_T % self.block_size
@@ -86,7 +86,7 @@ class PagedCache:
     def write(
         self, layer: int, blocks: torch.Tensor, offset: int, k_THD: torch.Tensor, v_THD: torch.Tensor
     ) -> None:
-        """Stores T tokens of a sequence that lies in `blocks`, the first of them being its token number `offset`.
+        """Stores T tokens of a sequence that lies in `blocks`, beginning with its token number `offset`.
 
         Keys are already in the contract's key_state; both tensors are cast to the stored dtype.
         """

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from kvpact.errors import Unavailable
+from kvpact.errors import KvpactError, Unavailable
+from kvpact.handoff.status import to_status
+
+
+logger = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
@@ -35,14 +40,21 @@ class WorkerHost:
         self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name="kvpact-worker", daemon=True)
 
-    def start(self) -> str:
-        """Builds the worker, serves and gives its endpoint; raises what building or serving raised."""
+    def start(self) -> None:
+        """Begins to build and serve; `report` tells how it went. Not twice."""
         self._thread.start()
-        return self._serving.result()
 
-    def endpoint(self) -> str:
-        """Advertised host:port of the serving worker."""
-        return self._serving.result(timeout=0)
+    def report(self) -> str | bytes:
+        """Waits until the worker serves: its advertised host:port, or the status of what kept it from serving.
+
+        A status is bytes of google.rpc.Status, so that an error keeps its class and facts across processes.
+        """
+        try:
+            return self._serving.result()
+        except KvpactError as error:
+            return to_status(error).SerializeToString()
+        except Exception as error:
+            return to_status(KvpactError(f"{type(error).__name__}: {error}")).SerializeToString()
 
     def alive(self) -> bool:
         """Whether the worker's loop runs."""
@@ -71,6 +83,7 @@ class WorkerHost:
             self._worker = self._build()
             endpoint = await self._worker.start()
         except Exception as error:
+            logger.exception("the worker could not start")
             self._serving.set_exception(error)
             return
         self._serving.set_result(endpoint)

@@ -1,4 +1,4 @@
-"""One handoff after another over every transport: the same bytes land, the same errors come out, every block comes back."""
+"""Handoffs over every transport: the same bytes land, the same errors come out, every block comes back."""
 
 from __future__ import annotations
 

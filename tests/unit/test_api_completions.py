@@ -27,26 +27,6 @@ async def client(cluster: FakeCluster) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-def say(cluster: FakeCluster, text: str | bytes, *, ends: bool = True) -> None:
-    """Makes the workers answer these bytes, one token each, and then the end token."""
-    data = text.encode() if isinstance(text, str) else text
-    cluster.script.reply = [token_of(byte) for byte in data] + ([EOS] if ends else [])
-
-
-def token_of(byte: int) -> int:
-    """Token id of one byte in the test's vocabulary: special tokens, then bytes by their character."""
-    return next(token for token in range(3, 259) if _bytes()[token] == byte)
-
-
-def _bytes() -> dict[int, int]:
-    from tokenizers import pre_tokenizers
-
-    from coordinator.detokenize import _byte_alphabet
-
-    order = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return {3 + index: _byte_alphabet().index(character) for index, character in enumerate(order)}
-
-
 async def test_a_completion_has_text_reason_and_usage(client: AsyncOpenAI) -> None:
     answer = await client.completions.create(model="fake", prompt="hello", max_tokens=5)
     assert answer.object == "text_completion"
@@ -88,7 +68,8 @@ async def test_the_blocking_client_works_too(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "tokens"), [({"max_tokens": 1}, 1), ({"max_tokens": 2}, 2), ({}, 16), ({"max_tokens": None}, 16)]
+    ("asked", "tokens"),
+    [({"max_tokens": 1}, 1), ({"max_tokens": 2}, 2), ({}, 16), ({"max_tokens": None}, 16)],
 )
 async def test_max_tokens_counts_all_output_tokens_and_has_a_default(
     client: AsyncOpenAI, asked: dict[str, int], tokens: int
@@ -131,7 +112,7 @@ async def test_several_prompts_stream_together_by_index(client: AsyncOpenAI) -> 
 
 
 async def test_an_end_token_is_counted_and_not_shown(cluster: FakeCluster, client: AsyncOpenAI) -> None:
-    say(cluster, "ab")
+    cluster.script.say("ab")
     answer = await client.completions.create(model="fake", prompt="x", max_tokens=9)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "stop")
     assert answer.usage is not None
@@ -172,7 +153,7 @@ async def test_a_named_stop_token_ends_the_text_even_with_ignore_eos(client: Asy
 async def test_stop_strings_end_the_text_wherever_tokens_split_them(
     cluster: FakeCluster, client: AsyncOpenAI, text: str, stop: str | list[str], shown: str, stream: bool
 ) -> None:
-    say(cluster, text)
+    cluster.script.say(text)
     assert await _text(client, stream=stream, stop=stop) == (shown, "stop")
 
 
@@ -190,7 +171,7 @@ async def _text(client: AsyncOpenAI, *, stream: bool, stop: str | list[str]) -> 
 
 
 async def test_a_stop_string_ends_the_work_on_both_workers(cluster: FakeCluster, client: AsyncOpenAI) -> None:
-    say(cluster, "one two three four five six")
+    cluster.script.say("one two three four five six")
     cluster.decode.hold_after = 8
     await client.completions.create(model="fake", prompt="x", max_tokens=27, stop="two")
     await cluster.decode.cancelled.wait()
@@ -201,13 +182,13 @@ async def test_a_stop_string_ends_the_work_on_both_workers(cluster: FakeCluster,
 async def test_a_held_back_beginning_of_a_stop_string_is_shown_at_the_end(
     cluster: FakeCluster, client: AsyncOpenAI
 ) -> None:
-    say(cluster, "wait for sto")
+    cluster.script.say("wait for sto")
     answer = await client.completions.create(model="fake", prompt="x", max_tokens=50, stop="stop")
     assert answer.choices[0].text == "wait for sto"
 
 
 async def test_the_stop_string_is_kept_where_asked(cluster: FakeCluster, client: AsyncOpenAI) -> None:
-    say(cluster, "one two")
+    cluster.script.say("one two")
     answer = await client.completions.create(
         model="fake", prompt="x", max_tokens=50, stop="ne", extra_body={"include_stop_str_in_output": True}
     )
@@ -218,7 +199,7 @@ async def test_the_stop_string_is_kept_where_asked(cluster: FakeCluster, client:
 async def test_characters_split_over_tokens_arrive_whole(
     cluster: FakeCluster, client: AsyncOpenAI, text: str
 ) -> None:
-    say(cluster, text)
+    cluster.script.say(text)
     stream = await client.completions.create(model="fake", prompt="x", max_tokens=60, stream=True)
     pieces = [chunk.choices[0].text async for chunk in stream]
     assert "".join(pieces) == text
@@ -228,7 +209,7 @@ async def test_characters_split_over_tokens_arrive_whole(
 async def test_a_text_that_ends_inside_a_character_shows_it_once(
     cluster: FakeCluster, client: AsyncOpenAI
 ) -> None:
-    say(cluster, "a🙂".encode()[:-1], ends=False)
+    cluster.script.say("a🙂".encode()[:-1], ends=False)
     stream = await client.completions.create(model="fake", prompt="x", max_tokens=4, stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == "a\ufffd"
 

@@ -16,7 +16,9 @@ def written_out(
     """Keys and values multiplied out to query heads, one row at a time; rows that see no key stay 0."""
     out = torch.zeros_like(q_BtQD)
     groups = q_BtQD.shape[2] // k_BHnD.shape[1]
-    for sequence, row, head in torch.cartesian_prod(*(torch.arange(size) for size in q_BtQD.shape[:3])).tolist():
+    for sequence, row, head in torch.cartesian_prod(
+        *(torch.arange(size) for size in q_BtQD.shape[:3])
+    ).tolist():
         seen = visible_Btn[sequence, row]
         if seen.any():
             keys, values = k_BHnD[sequence, head // groups, seen], v_BHnD[sequence, head // groups, seen]

@@ -1,4 +1,4 @@
-"""The codec: bytes of each message are fixed, each comes back as it went, and what is unset is refused by name."""
+"""The codec: each message has fixed bytes and comes back as it went; what is unset is refused by name."""
 
 from __future__ import annotations
 
@@ -93,7 +93,12 @@ def spoiled(name: str, kind: str) -> Iterator[Any]:
 
 
 def all_spoiled() -> list[Any]:
-    return [case for name in MESSAGES for kind in ("enum", "zero", "absent", "nan") for case in spoiled(name, kind)]
+    return [
+        case
+        for name in MESSAGES
+        for kind in ("enum", "zero", "absent", "nan")
+        for case in spoiled(name, kind)
+    ]
 
 
 @pytest.mark.parametrize(("name", "where", "value"), all_spoiled())

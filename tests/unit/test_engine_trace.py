@@ -42,7 +42,7 @@ def reference_for(folder: Path, found: Trace) -> Trace:
 
 
 def spoil_stored_keys(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Rotation], Rotation]) -> None:
-    """Once loaded and checked, every key that the cache gives out is turned by angles of its own position again."""
+    """From now on every key that the cache gives out is turned by its own angles again, `spoil`ed."""
     prepare = attention.attend_layer
 
     def attend(cache: PagedCache, layer: int, step: GroupStep, *qkv: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,15 @@ import pytest
 from coordinator.generation import Answer
 from kvpact.errors import BadRequest, DataLoss, Exhausted, Fenced, KvpactError, Unavailable, UnknownHandoff
 from kvpact.types import FinishReason, VerdictWord
-from tests.coordinator_fakes import EOS, FakeCluster, FakeDecode, fake_cluster, make_life, make_text_folder, make_verdict
+from tests.coordinator_fakes import (
+    EOS,
+    FakeCluster,
+    FakeDecode,
+    fake_cluster,
+    make_life,
+    make_text_folder,
+    make_verdict,
+)
 
 REPLY = list(range(10, 60))
 
@@ -111,8 +119,12 @@ async def test_a_second_failure_without_a_token_is_the_users(cluster: FakeCluste
     assert releases(cluster) == [ids, ids]
 
 
-@pytest.mark.parametrize("fault", [BadRequest("token 999 is out of range"), Exhausted("full", retry_after_s=2)])
-async def test_a_failure_of_the_request_itself_is_not_tried_again(cluster: FakeCluster, fault: KvpactError) -> None:
+@pytest.mark.parametrize(
+    "fault", [BadRequest("token 999 is out of range"), Exhausted("full", retry_after_s=2)]
+)
+async def test_a_failure_of_the_request_itself_is_not_tried_again(
+    cluster: FakeCluster, fault: KvpactError
+) -> None:
     cluster.prefill.faults.append(fault)
     with pytest.raises(type(fault)):
         await ask(cluster, 4)
@@ -136,7 +148,9 @@ async def test_corrupt_bytes_on_the_only_pair_fail_at_once(cluster: FakeCluster)
     assert len(cluster.prefill.requests) == 1
 
 
-async def test_a_decode_worker_that_dies_after_some_tokens_costs_and_repeats_none(cluster: FakeCluster) -> None:
+async def test_a_decode_worker_that_dies_after_some_tokens_costs_and_repeats_none(
+    cluster: FakeCluster,
+) -> None:
     cluster.decode.fail_after = 2
     answer = await ask(cluster, 10)
     assert answer.token_ids == tuple(REPLY[:10])

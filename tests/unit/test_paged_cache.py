@@ -91,7 +91,12 @@ def test_bytes_that_were_read_are_a_copy() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("packing", Packing.PACKED), ("byte_order", ByteOrder.BIG), ("key_dtype", Dtype.INT8), ("value_dtype", Dtype.FLOAT8_E4M3)],
+    [
+        ("packing", Packing.PACKED),
+        ("byte_order", ByteOrder.BIG),
+        ("key_dtype", Dtype.INT8),
+        ("value_dtype", Dtype.FLOAT8_E4M3),
+    ],
 )
 def test_a_layout_that_can_not_be_kept_is_refused_by_name(field: str, value: object) -> None:
     contract = contract_of(AxisOrder.NHD)

@@ -122,7 +122,9 @@ def test_a_chunk_beyond_the_cap_is_refused_unless_it_is_one_block() -> None:
 
 def test_an_overlap_is_refused_even_in_order() -> None:
     with pytest.raises(DataLoss, match="came twice"):
-        arrive(make_session().open(OPEN), header(block_count=2), header(sequence=1, block_start=1, block_count=1))
+        arrive(
+            make_session().open(OPEN), header(block_count=2), header(sequence=1, block_start=1, block_count=1)
+        )
 
 
 def test_nothing_comes_before_open_and_open_comes_once() -> None:

@@ -25,7 +25,14 @@ from kvpact.errors import (
     UnknownHandoff,
     UnreadableSource,
 )
-from kvpact.handoff.status import DETAILS_CAP_BYTES, STATUS_KEY, answering, from_rpc_error, from_status, to_status
+from kvpact.handoff.status import (
+    DETAILS_CAP_BYTES,
+    STATUS_KEY,
+    answering,
+    from_rpc_error,
+    from_status,
+    to_status,
+)
 from kvpact.types import DifferenceAction
 from tests.handoff_samples import full_verdict
 
@@ -115,7 +122,9 @@ def rpc_error(code: grpc.StatusCode, *, trailers: tuple[tuple[str, bytes], ...] 
         (grpc.StatusCode.INTERNAL, KvpactError),
     ],
 )
-def test_a_status_without_our_details_names_peer_and_code(code: grpc.StatusCode, kind: type[KvpactError]) -> None:
+def test_a_status_without_our_details_names_peer_and_code(
+    code: grpc.StatusCode, kind: type[KvpactError]
+) -> None:
     error = from_rpc_error(rpc_error(code), peer="10.0.0.1:7000")
     assert type(error) is kind
     assert "10.0.0.1:7000" in str(error)
@@ -129,7 +138,9 @@ def test_foreign_and_broken_details_are_no_error_of_ours() -> None:
         error = from_rpc_error(rpc_error(grpc.StatusCode.ABORTED, trailers=((STATUS_KEY, data),)), peer="p")
         assert type(error) is KvpactError
     broken = any_pb2.Any()
-    broken.Pack(error_details_pb2.ErrorInfo(reason="UNKNOWN_HANDOFF", domain="kvpact", metadata={"handoff_id": "xy"}))
+    broken.Pack(
+        error_details_pb2.ErrorInfo(reason="UNKNOWN_HANDOFF", domain="kvpact", metadata={"handoff_id": "xy"})
+    )
     assert from_status(status_pb2.Status(details=[broken])) is None
 
 

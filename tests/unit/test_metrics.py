@@ -1,0 +1,84 @@
+"""What /metrics shows after known work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvpact.errors import DataLoss
+from kvpact.metrics import Metrics
+from kvpact.types import Role, VerdictWord
+from tests.coordinator_fakes import FakeCluster, fake_cluster, make_load, make_text_folder, make_verdict
+
+
+async def scraped(cluster: FakeCluster) -> dict[tuple[str, ...], float]:
+    """Samples by name and label values in the order of label names."""
+    async with httpx.AsyncClient(base_url=cluster.url) as http:
+        answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return samples(answer.text)
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Samples of an exposition."""
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_work_is_counted(tmp_path: Path) -> None:
+    def convert(cluster: FakeCluster) -> None:
+        cluster.prefill.verdicts = lambda decode: make_verdict(VerdictWord.CONVERT, fields=["axis_order"])
+
+    async with fake_cluster(make_text_folder(tmp_path), prepare=convert) as cluster:
+        async with httpx.AsyncClient(base_url=cluster.url) as http:
+            await http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 5})
+            await http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1})
+            await http.post("/v1/completions", json={"prompt": ""})
+        found = await scraped(cluster)
+    assert found["kvpact_handoffs_total", "committed"] == 1
+    assert found["kvpact_handoff_bytes_total",] == 1000
+    assert found["kvpact_handoff_seconds_sum",] == 0.01
+    assert found["kvpact_handoff_exposed_seconds_sum",] == 0.001
+    assert found["kvpact_contract_differences_total", "convert", "axis_order"] == 1
+    assert found["kvpact_pairs", "convert"] == 1
+    assert found["kvpact_blocks", "decode", "free", "decode-0"] == 64
+    assert found["kvpact_requests_total", "", "/v1/completions", "length"] == 2
+    assert found["kvpact_requests_total", "invalid_value", "/v1/completions", ""] == 1
+    assert found["kvpact_time_to_first_token_seconds_count",] == 2
+    assert found["kvpact_inter_token_seconds_count",] == 4
+    assert found["vllm:generation_tokens_total", "0", "fake"] == 6
+    assert found["vllm:prompt_tokens_total", "0", "fake"] == 10
+    assert found["vllm:request_success_total", "0", "length", "fake"] == 2
+    assert found["vllm:num_requests_running", "0", "fake"] == 0
+
+
+async def test_a_handoff_that_failed_is_counted_by_its_reason(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path)) as cluster:
+        cluster.prefill.faults.append(DataLoss("flipped", check="checksum"))
+        async with httpx.AsyncClient(base_url=cluster.url) as http:
+            answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+        assert answer.status_code == 500
+        found = await scraped(cluster)
+    assert found["kvpact_handoffs_total", "data_loss"] == 1
+    assert found["kvpact_requests_total", "data_loss", "/v1/completions", ""] == 1
+    assert found["vllm:num_requests_running", "0", "fake"] == 0
+
+
+def test_pools_and_pairs_are_those_of_the_moment() -> None:
+    metrics = Metrics("m")
+    busy = make_load(free=16, waiting=3)
+    metrics.exposition(pairs=["accept"], loads=[(Role.DECODE, "old", make_load())])
+    found = samples(
+        metrics.exposition(pairs=["reject", "pending"], loads=[(Role.DECODE, "d", busy)]).decode()
+    )
+    assert ("kvpact_pairs", "accept") not in found
+    assert (found["kvpact_pairs", "reject"], found["kvpact_pairs", "pending"]) == (1, 1)
+    assert ("kvpact_blocks", "decode", "free", "old") not in found
+    assert found["kvpact_blocks", "decode", "used", "d"] == 48
+    assert found["vllm:kv_cache_usage_perc", "0", "m"] == 0.75
+    assert found["vllm:num_requests_waiting", "0", "m"] == 3
