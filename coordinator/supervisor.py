@@ -58,4 +58,3 @@ class Supervisor:
             task.cancel()
         for actor in actors.values():
             ray.kill(actor, no_restart=True)
-

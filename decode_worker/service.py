@@ -75,7 +75,7 @@ async def _decoded(parts: AsyncIterator[bytes]) -> AsyncIterator[PushPart]:
 
 
 def add_decode_service(server: grpc.aio.Server, reader: ReaderPort, decoder: Decoder) -> None:
-    """Adds the service, before the server starts. Push parts come as bytes, so that payloads aren't copied."""
+    """Adds the service, before the server starts. Push parts come as bytes: payloads aren't copied."""
     service = DecodeService(reader, decoder)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Pair": grpc.unary_unary_rpc_method_handler(

@@ -26,12 +26,16 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
         self._prefiller = prefiller
         self._partners = partners
 
-    async def Connect(self, request: pb.ConnectRequest, context: grpc.aio.ServicerContext) -> pb.ConnectResponse:
+    async def Connect(
+        self, request: pb.ConnectRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ConnectResponse:
         """Pairs this worker with a decode worker."""
         async with answering(context):
             partner = _partner(request.decode, request.decode_endpoint)
             verdict = await self._partners.connect(partner)
-            return pb.ConnectResponse(verdict=codec.encode_verdict(verdict), canary=pb.CanaryResult(ran=False))
+            return pb.ConnectResponse(
+                verdict=codec.encode_verdict(verdict), canary=pb.CanaryResult(ran=False)
+            )
 
     async def Prefill(
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext

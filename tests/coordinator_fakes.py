@@ -14,6 +14,7 @@ import grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from coordinator.coordinator import Coordinator
+from kvpact.clock import ManualClock
 from kvpact.config import ApiConfig, Config
 from kvpact.errors import KvpactError, Unavailable
 from kvpact.handoff import codec
@@ -142,7 +143,7 @@ def make_load(*, running: int = 0, waiting: int = 0, free: int = 64, draining: b
 
 @dataclass(slots=True)
 class Script:
-    """What workers answer. Output token i of every request is reply[i]. `dead` are lives that nobody reaches."""
+    """What workers answer: output token i of every request is reply[i]. Nobody reaches lives in `dead`."""
 
     reply: list[int] = field(default_factory=lambda: list(range(10, 60)))
     dead: list[WorkerLife] = field(default_factory=list)
@@ -177,6 +178,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
         self.requests: list[Any] = []
         self.released: list[tuple[bytes, str]] = []
         self.released_now = asyncio.Event()
+        self._seen = asyncio.Event()
         self.cancelled = asyncio.Event()
         """Set when a stream ended before its script did."""
         self.holding = asyncio.Event()
@@ -229,6 +231,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
     async def Release(self, request: Any, context: Any) -> Any:
         self.released.append((request.handoff_id, request.reason))
         self.released_now.set()
+        self._seen.set()
         return handoff_pb2.ReleaseResponse()
 
     async def Describe(self, request: Any, context: Any) -> Any:
@@ -243,8 +246,16 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
             )
         )
 
-    def fail_if_scripted(self) -> None:
-        """Raises the next fault."""
+    async def count(self, seen: list[Any], count: int) -> None:
+        """Waits until `requests` or `released` holds this many."""
+        while len(seen) < count:
+            self._seen.clear()
+            await self._seen.wait()
+
+    def take(self, request: Any) -> None:
+        """Notes a request and raises the next fault, if there is one."""
+        self.requests.append(request)
+        self._seen.set()
         if self.faults:
             raise self.faults.pop(0)
 
@@ -275,11 +286,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         return prefill_pb2.ConnectResponse(verdict=codec.encode_verdict(verdict))
 
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        self.requests.append(request)
         ended = False
         try:
             async with answering(context):
-                self.fail_if_scripted()
+                self.take(request)
                 hands_over = request.HasField("decode")
                 if hands_over:
                     self.script.check_reachable(codec.decode_life(request.decode))
@@ -318,11 +328,10 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
     async def Decode(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        self.requests.append(request)
         ended = False
         try:
             async with answering(context):
-                self.fail_if_scripted()
+                self.take(request)
                 async for tokens in self._tokens(request):
                     yield codec.encode_decoded_tokens(tokens)
             ended = True
@@ -387,7 +396,7 @@ async def fake_cluster(
 ) -> AsyncIterator[FakeCluster]:
     """Starts everything on free ports and ends it; `prepare` may change the fakes before they register."""
     config = Config(model="fake", api=ApiConfig(port=0, **api))
-    coordinator = Coordinator(config, folder)
+    coordinator = Coordinator(config, folder, clock=ManualClock())  # fakes don't beat and must not expire
     http_port, endpoint = await coordinator.start()
     script = Script()
     cluster = FakeCluster(

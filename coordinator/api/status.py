@@ -17,6 +17,20 @@ from kvpact.handoff.messages import WorkerDescription
 
 def add_status_routes(app: FastAPI, context: ApiContext) -> None:
     """Adds /health, /ping, /version, /ready, /metrics, /admin/pairs and /admin/workers."""
+    _add_health_routes(app, context)
+    _add_admin_routes(app, context)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        snapshot = context.fleet.snapshot()
+        text = context.metrics.exposition(
+            pairs=[pair.word() for pair in snapshot.pairs],
+            loads=[(state.worker.role, state.worker.life.worker, state.load) for state in snapshot.workers],
+        )
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_health_routes(app: FastAPI, context: ApiContext) -> None:
 
     @app.get("/health")
     @app.get("/ping")
@@ -37,15 +51,8 @@ def add_status_routes(app: FastAPI, context: ApiContext) -> None:
         reasons = [{"code": told.code, "message": told.message} | dict(told.extra)]
         return JSONResponse({"ready": False, "reasons": reasons}, status_code=503, headers=dict(told.headers))
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        snapshot = context.fleet.snapshot()
-        text = context.metrics.exposition(
-            pairs=[pair.word() for pair in snapshot.pairs],
-            loads=[(state.worker.role, state.worker.life.worker, state.load) for state in snapshot.workers],
-        )
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+def _add_admin_routes(app: FastAPI, context: ApiContext) -> None:
     @app.get("/admin/pairs")
     async def pairs(request: Request) -> dict[str, Any]:
         with_values = may_see_values(request)

@@ -27,7 +27,8 @@ DEFAULT_PROMPT = "What is the capital of France?"
 def demo(
     *,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="What to ask; may be repeated, one handoff each.", show_default=False)
+        list[str] | None,
+        typer.Option(help="What to ask; may be repeated, one handoff each.", show_default=False),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")] = 48,
     model: ModelFlag = None,

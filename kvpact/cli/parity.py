@@ -29,7 +29,9 @@ DEFAULT_LENGTHS = "1,15,16,17,33,128,513"
 def parity(
     *,
     model: Annotated[str, typer.Argument(help="Model folder, or smollm2.")],
-    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens, separated by commas.")] = DEFAULT_LENGTHS,
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths in tokens, separated by commas.")
+    ] = DEFAULT_LENGTHS,
     config: ConfigFlag = None,
     prefill_cache: PrefillCacheFlag = None,
     decode_cache: DecodeCacheFlag = None,
@@ -61,25 +63,32 @@ def parity(
 
 
 async def _run(config: Config, lengths: tuple[int, ...]) -> list[LegReport]:
-    from kvpact.cli.parity_run import run_parity
+    from kvpact.cli.parity_run import OUTPUT_TOKENS, run_parity
+    from kvpact.engine.probe import Reference
+    from kvpact.engine.weights import resolve_model
     from kvpact.serving.engine_factory import load_engine
 
-    progress("loading the prefill side")
-    writer = load_engine(config, config.prefill)
-    progress("loading the decode side")
-    reader = load_engine(config, config.decode)
+    progress("loading the reference and both sides")
+    folder = resolve_model(config.model)
+    reference = Reference.load(folder, config.decode.override)
+    writer, reader = load_engine(config, config.prefill), load_engine(config, config.decode)
     context = min(engine.contract.model.context_tokens for engine in (writer, reader))
-    for length in lengths:
-        if length + 2 > context:
-            raise BadRequest(f"--lengths: {length} and 2 more tokens exceed the context of {context}", param="--lengths")
+    if max(lengths) + OUTPUT_TOKENS > context:
+        message = f"--lengths: {max(lengths)} and {OUTPUT_TOKENS} more tokens exceed the context of {context}"
+        raise BadRequest(message, param="--lengths")
     for engine in (writer, reader):
         engine.start()
+    reports = []
     try:
-        progress(f"{len(lengths)} lengths, two legs each")
-        return await run_parity(writer, reader, lengths)
+        async for report in run_parity(reference, writer, reader, lengths):
+            progress(
+                f"{report.prompt_tokens} tokens, {report.leg}: {'equal' if report.passed else 'differs'}"
+            )
+            reports.append(report)
     finally:
         for engine in (writer, reader):
             engine.close()
+    return reports
 
 
 def _parse_lengths(text: str) -> tuple[int, ...]:
@@ -88,7 +97,9 @@ def _parse_lengths(text: str) -> tuple[int, ...]:
     except ValueError:
         lengths = ()
     if not lengths or min(lengths) < 1:
-        raise BadRequest(f"--lengths: found {text!r}, expected whole numbers from 1 on, like 1,16,17", param="--lengths")
+        raise BadRequest(
+            f"--lengths: found {text!r}, expected whole numbers from 1 on, like 1,16,17", param="--lengths"
+        )
     return lengths
 
 
@@ -116,7 +127,9 @@ def _to_json(report: LegReport) -> dict[str, Any]:
 def _print(reports: list[LegReport]) -> None:
     from rich.table import Table
 
-    table = Table("prompt tokens", "leg", "attention logits", "final logits", "result", title="largest difference")
+    table = Table(
+        "prompt tokens", "leg", "attention logits", "final logits", "result", title="largest difference"
+    )
     for report in reports:
         result = "equal" if report.passed else "[red]differs[/red]"
         attention, logits = f"{max(report.attention_max_abs):.2e}", f"{report.logits_max_abs:.2e}"

@@ -7,20 +7,22 @@ attention logits of every layer, then the final logits.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kvpact.cli.pair import InProcessPair
 from kvpact.engine.engine import Engine
-from kvpact.engine.requests import SequenceFailed, SequenceRequest, TokenComputed
-from kvpact.engine.stream import stream
+from kvpact.engine.probe import Reference, Trace, engine_trace
 from kvpact.engine.trace import Divergence, LogitRecorder, first_divergence
 from kvpact.handoff.landing import Landing
 from kvpact.types import Sampling
 
 FLOAT32_TOLERANCE = 1e-4
-TWO_TOKENS = Sampling(max_output_tokens=2, ignore_eos=True)
+OUTPUT_TOKENS = 2
+"""The first comes from prefill, the second from the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +44,6 @@ class LegReport:
         return self.divergence is None and self.logits_max_abs <= self.tolerance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    token_ids: tuple[int, ...]
-    """Prompt and the token whose row was recorded."""
-    recorder: LogitRecorder
-    logits_V: torch.Tensor
-
-
 def probe_prompt(length: int, vocab_size: int) -> tuple[int, ...]:
     """A fixed prompt without repetition structure."""
     generator = torch.Generator().manual_seed(length)
@@ -57,71 +51,56 @@ def probe_prompt(length: int, vocab_size: int) -> tuple[int, ...]:
 
 
 async def run_parity(
+    reference: Reference,
     writer: Engine,
     reader: Engine,
-    lengths: tuple[int, ...],
+    lengths: Sequence[int],
     *,
     landing: Landing | None = None,
     tolerance: float = FLOAT32_TOLERANCE,
-) -> list[LegReport]:
+) -> AsyncGenerator[LegReport, None]:
     """Both legs at every length. Both engines are started; `landing` replaces the reader's own, for controls.
 
     Raises:
         ContractRefused: the reader refuses the writer's cache.
     """
-    reports: list[LegReport] = []
     async with InProcessPair(writer, reader, landing=landing) as pair:
         for length in lengths:
             prompt = probe_prompt(length, reader.model.vocab_size)
-            for leg, row in (
-                ("cached", await _cached_row(reader, prompt)),
-                ("handoff", await _handoff_row(pair, prompt)),
+            for leg, found in (
+                ("cached", await asyncio.to_thread(engine_trace, reader, prompt, OUTPUT_TOKENS)),
+                ("handoff", await _handed_over(pair, prompt)),
             ):
-                reports.append(_compare(reader, leg, row, tolerance))
-    return reports
+                expected = reference.trace((*prompt, found.token_ids[0]), [length])
+                yield _compare(leg, length, expected, found, tolerance)
 
 
-async def _cached_row(engine: Engine, prompt: tuple[int, ...]) -> _Row:
+async def _handed_over(pair: InProcessPair, prompt: tuple[int, ...]) -> Trace:
+    """Prefill on one engine, one decode step on the other, watched at the decoded row."""
     recorder = LogitRecorder(frozenset({len(prompt)}))
-    request = SequenceRequest(
-        token_ids=prompt,
-        sampling=TWO_TOKENS,
-        table_length=len(prompt) + TWO_TOKENS.max_output_tokens,
-        want_logits=True,
-        recorder=recorder,
+    sampling = Sampling(max_output_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    first, second = [
+        token async for token in pair.generate(prompt, sampling, want_logits=True, recorder=recorder)
+    ]
+    return Trace(
+        attention=recorder, logits_nV=second.logits[None], token_ids=(first.token_id, second.token_id)
     )
-    tokens: list[TokenComputed] = []
-    async for event in stream(engine, request):
-        if isinstance(event, SequenceFailed):
-            raise event.error
-        if isinstance(event, TokenComputed):
-            tokens.append(event)
-    first, second = tokens
-    assert second.logits is not None
-    return _Row(token_ids=(*prompt, first.token_id), recorder=recorder, logits_V=second.logits)
 
 
-async def _handoff_row(pair: InProcessPair, prompt: tuple[int, ...]) -> _Row:
-    recorder = LogitRecorder(frozenset({len(prompt)}))
-    tokens = [token async for token in pair.generate(prompt, TWO_TOKENS, want_logits=True, recorder=recorder)]
-    first, second = tokens
-    return _Row(token_ids=(*prompt, first.token_id), recorder=recorder, logits_V=second.logits)
-
-
-def _compare(engine: Engine, leg: str, row: _Row, tolerance: float) -> LegReport:
-    position = len(row.token_ids) - 1
-    reference = LogitRecorder(frozenset({position}))
-    last = torch.tensor([position], device=engine.model.device)
-    expected_V = engine.model.own_forward(list(row.token_ids), list(range(position + 1)), reference, last)[0].float()
+def _compare(leg: str, position: int, expected: Trace, found: Trace, tolerance: float) -> LegReport:
+    """Compares the rows of `position`, the last one of both traces."""
+    layers = [layer for layer, row in expected.attention.logits if row == position]
     gaps = [
-        float((reference.logits[layer, position] - row.recorder.logits[layer, position]).abs().max())
-        for layer in range(engine.model.layer_count)
+        float(
+            (expected.attention.logits[layer, position] - found.attention.logits[layer, position]).abs().max()
+        )
+        for layer in sorted(layers)
     ]
     return LegReport(
         leg=leg,
         prompt_tokens=position,
         attention_max_abs=tuple(gaps),
-        logits_max_abs=float((expected_V - row.logits_V).abs().max()),
+        logits_max_abs=float((expected.logits_nV[-1] - found.logits_nV[-1]).abs().max()),
         tolerance=tolerance,
-        divergence=first_divergence(reference, row.recorder, tolerance),
+        divergence=first_divergence(expected.attention, found.attention, tolerance),
     )

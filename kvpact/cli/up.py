@@ -29,7 +29,9 @@ def up(
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers.")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the HTTP side.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the HTTP side; 0 picks one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the HTTP side; 0 picks one.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Positions to serve, in tokens.")] = None,
     prefill_cache: PrefillCacheFlag = None,
     decode_cache: DecodeCacheFlag = None,
@@ -51,7 +53,8 @@ def up(
             decode_cache=decode_cache,
             prefill_override=prefill_override,
             decode_override=decode_override,
-            more={key: value for key, value in more.items() if value is not None} | ({"api": api} if api else {}),
+            more={key: value for key, value in more.items() if value is not None}
+            | ({"api": api} if api else {}),
         )
         asyncio.run(_serve(settings, json_output=json_output))
 

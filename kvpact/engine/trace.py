@@ -92,7 +92,9 @@ def first_divergence(reference: LogitRecorder, found: LogitRecorder, tolerance: 
         gap_Qn = (expected_Qn[:, :count] - seen_Qn[:, :count]).abs().nan_to_num(nan=torch.inf)
         if expected_Qn.shape == seen_Qn.shape and float(gap_Qn.max()) <= tolerance:
             continue
-        head, key = divmod(int(gap_Qn.argmax()), count)
+        off_n = (gap_Qn > tolerance).any(dim=0)
+        key = int(off_n.int().argmax()) if off_n.any() else count - 1
+        head = int(gap_Qn[:, key].argmax())
         return Divergence(
             layer=layer,
             position=position,

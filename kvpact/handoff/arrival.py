@@ -15,7 +15,7 @@ from kvpact.handoff.messages import Chunk, Commit, CommitReceipt, Open, PushPart
 
 
 class Arrival:
-    """Takes pushes in. The next chunk is read while the last one lands; one landing of a handoff at a time."""
+    """Takes pushes in. The next chunk is read while one lands; one landing of a handoff at a time."""
 
     def __init__(self, *, table: HandoffTable, landing: Landing, executor: Executor | None) -> None:
         self._table = table

@@ -142,7 +142,7 @@ class HandoffTable:
         return handoff.blocks
 
     def end(self, handoff: HeldHandoff, reason: str) -> None:
-        """Ends a handoff at any state; blocks go back at once, or when its running job is done. Idempotent."""
+        """Ends a handoff at any state; blocks go back at once or when its running job is done. Idempotent."""
         if handoff.ended is not None:
             return
         if handoff.state is HandoffState.RESERVED:

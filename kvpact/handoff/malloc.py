@@ -1,6 +1,6 @@
 """Tells glibc's malloc to keep MiB-sized buffers.
 
-By default each message of that size maps, unmaps and faults its pages again, which halves the speed of a stream.
+By default each message of that size maps, unmaps and faults its pages anew: half the speed of a stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of a push from and to protobuf; chunks are framed by hand so that their payload is copied once.
 
-The framing is the one protobuf writes: PushRequest.chunk (2); PushChunk.header (1), .checksum (2), .payload (15).
+The framing is protobuf's own: PushRequest.chunk (2); PushChunk.header (1), .checksum (2), .payload (15).
 Any other valid encoding is read through the generated classes.
 """
 

@@ -216,24 +216,9 @@ class Receiver:
         )
 
     def _grant(self, terms: HandoffTerms, max_output_tokens: int, judged: Judged) -> HeldHandoff:
-        """Allocates all blocks of a prompt, or none."""
+        """A handoff with all its blocks, or none."""
         limits, layout = self._limits, judged.contract.layout
-        needed, counts = (
-            block_count(len(terms.token_ids), self._contract.layout.block_size),
-            self._pool.counts(),
-        )
-        if needed > counts.total:
-            raise BadRequest(
-                f"the prompt takes {needed} blocks, the pool has {counts.total}", param="terms.token_ids"
-            )
-        watermark = min(limits.growth_watermark_blocks, counts.total - needed)
-        if counts.free - needed < watermark:
-            raise Exhausted(
-                f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, "
-                f"{watermark} stay so",
-                retry_after_s=limits.retry_after_s,
-            )
-        blocks = self._pool.allocate(needed, "handoff")
+        blocks = self._allocate(len(terms.token_ids))
         self._generation += 1
         expected = Expected(
             handoff_id=terms.handoff_id,
@@ -260,3 +245,19 @@ class Receiver:
             session=new_session(expected),
             blocks=blocks,
         )
+
+    def _allocate(self, prompt_tokens: int) -> tuple[BlockId, ...]:
+        """Blocks for a prompt, in the reader's block size; leaves some free for sequences to grow."""
+        needed, counts = block_count(prompt_tokens, self._contract.layout.block_size), self._pool.counts()
+        if needed > counts.total:
+            raise BadRequest(
+                f"the prompt takes {needed} blocks, the pool has {counts.total}", param="terms.token_ids"
+            )
+        watermark = min(self._limits.growth_watermark_blocks, counts.total - needed)
+        if counts.free - needed < watermark:
+            raise Exhausted(
+                f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, "
+                f"{watermark} stay so",
+                retry_after_s=self._limits.retry_after_s,
+            )
+        return self._pool.allocate(needed, "handoff")

@@ -19,7 +19,7 @@ from typing import Any
 from kvpact.clock import Clock
 from kvpact.contract.contract import SCHEMA_MAJOR, Contract
 from kvpact.contract.identity import contract_digest
-from kvpact.errors import KvpactError, Unavailable
+from kvpact.errors import BadRequest, ContractRefused, Exhausted, Fenced, KvpactError, Unavailable
 from kvpact.handoff.codec import contract_to_bytes
 from kvpact.handoff.messages import CommitReceipt, HandoffTerms, PairAnswer, PairOffer, Reservation
 from kvpact.handoff.outgoing import BlockReader, Outgoing
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 RELEASE_DEADLINE_S = 5.0
 RENEWALS_PER_LEASE = 3
+NOTHING_GRANTED = (BadRequest, ContractRefused, Exhausted, Fenced)
+"""Answers to Reserve after which there is nothing of this writer to release."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -92,23 +94,22 @@ class Sender:
         Raises:
             KvpactError: whatever the reader answers to Reserve.
         """
-        sending: SendingHandoff | None = None
+        reservation = await self._reserve(terms, max_output_tokens)
+        outgoing = Outgoing(
+            terms=terms,
+            reservation=reservation,
+            contract=self._contract,
+            clock=self._clock,
+            executor=self._executor,
+        )
+        sending = SendingHandoff(
+            port=self._port, terms=terms, reservation=reservation, outgoing=outgoing, clock=self._clock
+        )
+        sending.start_renewing(self._sleep)
         try:
-            reservation = await self._port.reserve(terms, max_output_tokens)
-            outgoing = Outgoing(
-                terms=terms,
-                reservation=reservation,
-                contract=self._contract,
-                clock=self._clock,
-                executor=self._executor,
-            )
-            sending = SendingHandoff(
-                port=self._port, terms=terms, reservation=reservation, outgoing=outgoing, clock=self._clock
-            )
-            sending.start_renewing(self._sleep)
             yield sending
         finally:
-            if sending is None or sending.result is None:
+            if sending.result is None:
                 await self._give_up(terms, sending)
             else:
                 await sending.stop_renewing()
@@ -125,8 +126,18 @@ class Sender:
         async with self.reserved(terms, max_output_tokens) as handoff:
             return await handoff.send(computed, read, first_token)
 
+    async def _reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
+        """A reservation; releases one that the reader may have granted without this side hearing of it."""
+        try:
+            return await self._port.reserve(terms, max_output_tokens)
+        except NOTHING_GRANTED:
+            raise
+        except BaseException:
+            await self._give_up(terms, None)
+            raise
+
     async def _give_up(self, terms: HandoffTerms, sending: SendingHandoff | None) -> None:
-        """Releases on the reader, for RELEASE_DEADLINE_S at most, even while cancelled; then the lease does it."""
+        """Releases on the reader, cancelled or not, within RELEASE_DEADLINE_S; else the lease does it."""
         closing = asyncio.ensure_future(self._release(terms, sending))
         cancelled = False
         while not closing.done():

@@ -1,4 +1,4 @@
-"""State of one push on the reader's side. Pure: a step gives the next state, or the error that ends it all."""
+"""State of one push on the reader's side. Pure: a step gives the next state or the error that ends it."""
 
 from __future__ import annotations
 

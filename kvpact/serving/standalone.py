@@ -34,7 +34,9 @@ def run_worker(role: Role, build: BuildWorker) -> None:
         model: Annotated[str | None, typer.Option(help="Model folder, or smollm2.")] = None,
         name: Annotated[str, typer.Option(help="Name of this worker, stable over restarts.")] = f"{role}-0",
         coordinator: Annotated[str | None, typer.Option(help="host:port at which to register.")] = None,
-        port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks one.")] = None,
+        port: Annotated[
+            int | None, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks one.")
+        ] = None,
     ) -> None:
         flags: dict[str, object] = {} if model is None else {"model": model}
         if port is not None:

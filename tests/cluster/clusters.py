@@ -45,7 +45,9 @@ def up(model: Path | str, *flags: str, log: Path) -> Iterator[UpCluster]:
     """`kvpact up MODEL` with an ephemeral port; ended by SIGINT, which must drain and exit 0."""
     command = [*KVPACT, "up", "--model", str(model), "--port", "0", "--json", *flags]
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()
+        )
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

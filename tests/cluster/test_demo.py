@@ -21,7 +21,9 @@ def chat_tokens(folder: Path) -> tuple[int, ...]:
     text = jinja2.Template(CHAT_TEMPLATE).render(
         messages=[{"role": "user", "content": PROMPT}], add_generation_prompt=True
     )
-    return tuple(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
+    return tuple(
+        Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    )
 
 
 @pytest.mark.timeout(240)
@@ -60,7 +62,9 @@ def test_another_theta_is_refused_before_any_prefill(tiny_llama: Path) -> None:
     assert "rad at position" in difference["explanation"]
     assert report["prefill_computed_tokens"] == 0
     assert report["decode_computed_tokens"] == 0
-    assert [report[key] for key in ("text", "token_ids", "handoff_bytes", "ttft_s", "handoff_s")] == [None] * 5
+    assert [report[key] for key in ("text", "token_ids", "handoff_bytes", "ttft_s", "handoff_s")] == [
+        None
+    ] * 5
     for pool in report["blocks"].values():
         assert pool["free"] == pool["total"]
 

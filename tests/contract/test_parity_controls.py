@@ -18,6 +18,7 @@ from kvpact.cli.parity_run import LegReport, run_parity
 from kvpact.contract.contract import Contract
 from kvpact.contract.rotation import rotate, rotation_at, unrotate
 from kvpact.engine.engine import Engine
+from kvpact.engine.probe import Reference
 from kvpact.handoff.messages import Buffer, ChunkHeader, HandoffTerms
 from kvpact.types import BlockId, Verdict
 from tests.fakes import identified_engine, make_tiny_model
@@ -58,7 +59,9 @@ def leave_unrotate_out(
     return rotate(k_THD, rotation_at(rotary, rotary.tables[0], positions_T))
 
 
-def swap_lanes(k_THD: torch.Tensor, contract: Contract, layer: int, positions_T: torch.Tensor) -> torch.Tensor:
+def swap_lanes(
+    k_THD: torch.Tensor, contract: Contract, layer: int, positions_T: torch.Tensor
+) -> torch.Tensor:
     return k_THD.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
@@ -86,18 +89,40 @@ def engines(folder: Path) -> Iterator[dict[str, Engine]]:
         engine.close()
 
 
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference.load(folder, {})
+
+
+async def all_legs(
+    reference: Reference,
+    engines: dict[str, Engine],
+    reader: str,
+    lengths: Sequence[int],
+    landing: DamagedLanding | None = None,
+) -> list[LegReport]:
+    legs = run_parity(reference, engines["writer"], engines[reader], lengths, landing=landing)
+    return [report async for report in legs]
+
+
 async def handoff_legs(
-    engines: dict[str, Engine], reader: str, damage: Damage, layers: frozenset[int]
+    reference: Reference, engines: dict[str, Engine], reader: str, damage: Damage, layers: frozenset[int]
 ) -> list[LegReport]:
     landing = DamagedLanding(engines[reader], damage, layers)
-    reports = await run_parity(engines["writer"], engines[reader], LENGTHS, landing=landing)
+    reports = await all_legs(reference, engines, reader, LENGTHS, landing)
     assert all(report.passed for report in reports if report.leg == "cached")
     return [report for report in reports if report.leg == "handoff"]
 
 
+FIRST_KEY_OFF = {leave_unrotate_out: 1, swap_lanes: 0, shift_positions: 0}
+"""Position 0 has angle 0, so turning its key twice leaves it as it is."""
+
+
 @pytest.mark.parametrize("reader", ["rotated", "raw"])
-async def test_a_right_handoff_passes_at_every_length(engines: dict[str, Engine], reader: str) -> None:
-    reports = await run_parity(engines["writer"], engines[reader], LENGTHS)
+async def test_a_right_handoff_passes_at_every_length(
+    reference: Reference, engines: dict[str, Engine], reader: str
+) -> None:
+    reports = await all_legs(reference, engines, reader, LENGTHS)
     assert [report.passed for report in reports] == [True] * (2 * len(LENGTHS))
 
 
@@ -108,20 +133,23 @@ async def test_a_right_handoff_passes_at_every_length(engines: dict[str, Engine]
 )
 @pytest.mark.parametrize("broken_from", [0, 1], ids=["every layer", "second layer only"])
 async def test_damage_fails_and_its_first_layer_and_position_are_named(
-    engines: dict[str, Engine], reader: str, damage: Damage, broken_from: int
+    reference: Reference, engines: dict[str, Engine], reader: str, damage: Damage, broken_from: int
 ) -> None:
     layers = frozenset({0, 1} - set(range(broken_from)))
-    for report in await handoff_legs(engines, reader, damage, layers):
+    for report in await handoff_legs(reference, engines, reader, damage, layers):
         assert not report.passed
         assert report.logits_max_abs > 1e-3
         assert report.divergence is not None
         assert report.divergence.layer == broken_from
         assert report.divergence.position == report.prompt_tokens
+        assert report.divergence.key_position == FIRST_KEY_OFF[damage]
 
 
-async def test_a_doubled_rotation_spares_position_zero(engines: dict[str, Engine]) -> None:
+async def test_a_doubled_rotation_spares_position_zero(
+    reference: Reference, engines: dict[str, Engine]
+) -> None:
     landing = DamagedLanding(engines["raw"], leave_unrotate_out, frozenset({0, 1}))
-    reports = await run_parity(engines["writer"], engines["raw"], (1,), landing=landing)
+    reports = await all_legs(reference, engines, "raw", (1,), landing)
     assert all(report.passed for report in reports), "angle 0 hides it, so a one-token prompt is no evidence"
 
 
@@ -139,11 +167,11 @@ def test_the_command_reports_every_leg_as_json(folder: Path) -> None:
 
 
 def test_the_command_names_what_diverged(
-    folder: Path, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+    folder: Path, reference: Reference, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def damaged_run(config: object, lengths: tuple[int, ...]) -> list[LegReport]:
         landing = DamagedLanding(engines["rotated"], shift_positions, frozenset({0, 1}))
-        return await run_parity(engines["writer"], engines["rotated"], lengths, landing=landing)
+        return await all_legs(reference, engines, "rotated", lengths, landing)
 
     monkeypatch.setattr(parity_command, "_run", damaged_run)
     result = CliRunner().invoke(app, ["parity", str(folder), "--lengths", "17"], terminal_width=160)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from coordinator.api.middleware import MAX_BODY_BYTES
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_text_folder
@@ -17,13 +17,18 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
-    async with fake_cluster(make_text_folder(tmp_path, context=64)) as running:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""One cluster for all: bad input must leave no trace in it."""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeCluster]:
+    folder = make_text_folder(tmp_path_factory.mktemp("model"), context=64)
+    async with fake_cluster(folder) as running:
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def http(cluster: FakeCluster) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=cluster.url) as client:
         yield client
@@ -33,6 +38,7 @@ async def refused(
     cluster: FakeCluster, http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 400
 ) -> dict[str, Any]:
     """The error of a body; checks its shape, that no worker saw it, and that the next request works."""
+    cluster.prefill.requests.clear()
     answer = await http.post(path, json=body)
     error = error_of(answer, status)
     assert cluster.prefill.requests == []

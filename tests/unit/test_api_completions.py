@@ -240,7 +240,9 @@ async def test_a_converting_pair_serves(tmp_path: Path) -> None:
     def convert(cluster: FakeCluster) -> None:
         cluster.prefill.verdicts = lambda decode: make_verdict(VerdictWord.CONVERT, fields=["block_size"])
 
-    async with fake_cluster(make_text_folder(tmp_path), prepare=convert) as cluster:
-        async with AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none") as client:
-            answer = await client.completions.create(model="fake", prompt="x", max_tokens=4)
+    async with (
+        fake_cluster(make_text_folder(tmp_path), prepare=convert) as cluster,
+        AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none") as client,
+    ):
+        answer = await client.completions.create(model="fake", prompt="x", max_tokens=4)
     assert answer.choices[0].text == TEXT[:4]

@@ -73,12 +73,9 @@ async def test_leaving_before_the_first_token_cancels_and_releases(
 async def test_leaving_with_several_prompts_cancels_them_all(cluster: FakeCluster) -> None:
     cluster.decode.hold_after = 1
     _, writer = await connect(cluster, {"prompt": ["a", "b", "c"], "stream": True})
-    while len(cluster.decode.requests) < 3:
-        await asyncio.sleep(0.001)
+    await cluster.decode.count(cluster.decode.requests, 3)
     await leave(writer)
-    while len(cluster.decode.released) < 3:
-        cluster.decode.released_now.clear()
-        await cluster.decode.released_now.wait()
+    await cluster.decode.count(cluster.decode.released, 3)
 
 
 async def test_a_client_that_left_is_counted_as_cancelled_and_leaves_nothing_running(

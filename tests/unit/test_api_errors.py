@@ -82,22 +82,26 @@ async def test_the_openai_client_does_not_try_a_refused_pair_again(tmp_path: Pat
 
 
 async def test_a_stranger_is_not_shown_values(tmp_path: Path) -> None:
-    async with fake_cluster(make_text_folder(tmp_path), prepare=refuse) as cluster:
-        async with _stranger(cluster) as http:
-            told = (await http.post(COMPLETIONS, json=ASK)).json()["error"]["differences"][0]
-            assert set(told) == {"field", "layers", "relation", "action", "remedy"}
-            pairs = (await http.get("/admin/pairs")).json()["pairs"]
-            assert "writer" not in json.dumps(pairs)
-            assert "decode-0" not in json.dumps(pairs)
-            assert (await http.get("/admin/workers")).status_code == 403
+    async with (
+        fake_cluster(make_text_folder(tmp_path), prepare=refuse) as cluster,
+        _stranger(cluster) as http,
+    ):
+        told = (await http.post(COMPLETIONS, json=ASK)).json()["error"]["differences"][0]
+        assert set(told) == {"field", "layers", "relation", "action", "remedy"}
+        pairs = (await http.get("/admin/pairs")).json()["pairs"]
+        assert "writer" not in json.dumps(pairs)
+        assert "decode-0" not in json.dumps(pairs)
+        assert (await http.get("/admin/workers")).status_code == 403
 
 
 async def test_a_stranger_with_a_key_is_shown_values(tmp_path: Path) -> None:
-    async with fake_cluster(make_text_folder(tmp_path), prepare=refuse, api_keys=("k1", "k2")) as cluster:
-        async with _stranger(cluster) as http:
-            assert (await http.get("/admin/pairs")).status_code == 401
-            answer = await http.get("/admin/pairs", headers={"Authorization": "Bearer k2"})
-            assert answer.json()["pairs"][0]["differences"][0]["writer"] == "inv_freq of the writer"
+    async with (
+        fake_cluster(make_text_folder(tmp_path), prepare=refuse, api_keys=("k1", "k2")) as cluster,
+        _stranger(cluster) as http,
+    ):
+        assert (await http.get("/admin/pairs")).status_code == 401
+        answer = await http.get("/admin/pairs", headers={"Authorization": "Bearer k2"})
+        assert answer.json()["pairs"][0]["differences"][0]["writer"] == "inv_freq of the writer"
 
 
 def _stranger(cluster: FakeCluster) -> httpx.AsyncClient:

@@ -12,7 +12,7 @@ from kvpact.errors import BadRequest, Fenced, Unavailable, UnknownHandoff
 from kvpact.handoff import sender as sender_module
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
-from kvpact.handoff.messages import Chunk, HandoffState, Open, PushPart
+from kvpact.handoff.messages import Chunk, HandoffState, HandoffTerms, Open, PushPart, Reservation
 from kvpact.handoff.outgoing import Outgoing
 from kvpact.types import HandoffId, WorkerLife
 from tests.factories import make_contract, make_group
@@ -212,6 +212,28 @@ async def test_a_refused_reservation_raises_what_the_reader_said(wire: Wire) -> 
     with pytest.raises(Fenced):
         async with wire.sender().reserved(wrong, MAX_OUTPUT_TOKENS):
             raise AssertionError("not reached")
+
+
+async def test_a_refused_reservation_releases_nothing_of_the_handoff_that_has_its_id(wire: Wire) -> None:
+    port = Flaky(wire)
+    await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
+    with pytest.raises(Fenced, match="other terms"):
+        async with wire.sender(port).reserved(wire.terms(prompt_tokens=41), MAX_OUTPUT_TOKENS):
+            raise AssertionError("not reached")
+    assert port.released == []
+    assert wire.reader.receiver.held() == 1
+
+
+async def test_a_reservation_whose_answer_got_lost_is_released(wire: Wire) -> None:
+    class Lossy(Flaky):
+        async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
+            await super().reserve(terms, max_output_tokens)
+            raise Unavailable("no answer in time")
+
+    with pytest.raises(Unavailable):
+        async with wire.sender(Lossy(wire)).reserved(wire.terms(), MAX_OUTPUT_TOKENS):
+            raise AssertionError("not reached")
+    assert wire.reader.all_free()
 
 
 async def test_a_cancelled_sender_waits_for_the_thread_that_reads_the_cache(wire: Wire) -> None:
