@@ -97,7 +97,9 @@ def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise BadRequest(f"can't read config file {path}: {error}", param="config") from error
         if loaded is not None and not isinstance(loaded, dict):
-            raise BadRequest(f"config file {path} holds a {type(loaded).__name__}, expected a mapping", param="config")
+            raise BadRequest(
+                f"config file {path} holds {type(loaded).__name__}, expected a mapping", param="config"
+            )
         settings = loaded or {}
     return parse_config(_merge(settings, flags))
 
@@ -107,7 +109,9 @@ def parse_config(settings: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise BadRequest("; ".join(_explain(problem) for problem in error.errors()), param="config") from error
+        raise BadRequest(
+            "; ".join(_explain(problem) for problem in error.errors()), param="config"
+        ) from error
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

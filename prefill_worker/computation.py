@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import torch
 
@@ -62,8 +63,9 @@ class Computation:
     async def send(self, handoff: SendingHandoff) -> tuple[FirstToken, Committed | None]:
         """Sends blocks as they are computed, then commits; no commit where the first token ends the sequence."""
         sending = asyncio.ensure_future(handoff.send(self._progress(), self._read, self._to_commit))
+        either: list[asyncio.Future[Any]] = [sending, self._first]
         try:
-            await asyncio.wait([sending, self._first], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             first = await self.first_token()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -27,7 +28,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
         self._partners = partners
 
     async def Connect(
-        self, request: pb.ConnectRequest, context: grpc.aio.ServicerContext
+        self, request: pb.ConnectRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ConnectResponse:
         """Pairs this worker with a decode worker."""
         async with answering(context):
@@ -38,7 +39,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
             )
 
     async def Prefill(
-        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
+        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PrefillResponse]:
         """Computes a prompt and hands its cache over."""
         async with answering(context):
@@ -85,3 +86,8 @@ def _encode(event: PrefillEvent) -> pb.PrefillResponse:
             return pb.PrefillResponse(
                 first_token=pb.FirstTokenEvent(token_id=event.token_id, finish_reason=finish_reason)
             )
+
+
+def add_prefill_service(server: grpc.aio.Server, prefiller: Prefiller, partners: Partners) -> None:
+    """Adds the service, before the server starts."""
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(prefiller, partners), server)

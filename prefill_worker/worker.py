@@ -14,10 +14,9 @@ from kvpact.handoff.messages import HandoffState, WorkerDescription
 from kvpact.serving.engine_factory import load_engine
 from kvpact.serving.worker_transport import WorkerFront
 from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife, WorkerLoad
-from kvpact.v1 import prefill_pb2_grpc
 from prefill_worker.partners import Partners
 from prefill_worker.prefiller import Prefiller
-from prefill_worker.service import PrefillService
+from prefill_worker.service import add_prefill_service
 
 
 def build_prefill_worker(config: Config, *, worker: str, coordinator: str | None) -> PrefillWorker:
@@ -41,11 +40,10 @@ class PrefillWorker:
         self._prefiller = Prefiller(
             engine=engine, life=self._life, partners=self._partners, slots=config.engine.max_sequences
         )
-        service = PrefillService(self._prefiller, self._partners)
         self._front = WorkerFront(
             facts=self,
             role=config.prefill,
-            add_service=lambda server: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(service, server),
+            add_service=lambda server: add_prefill_service(server, self._prefiller, self._partners),
             coordinator=coordinator,
         )
 

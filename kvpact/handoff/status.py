@@ -126,6 +126,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, peer: str) -> KvpactError:
             return KvpactError(text)
 
 
+def status_to_bytes(error: KvpactError) -> bytes:
+    """Serialised status of an error, for `status_from_bytes` in another process."""
+    data: bytes = to_status(error).SerializeToString()
+    return data
+
+
 def status_from_bytes(data: bytes) -> KvpactError:
     """The error whose serialised status `data` is; a plain KvpactError where it can't be told."""
     return _parse(data) or KvpactError("an error whose status can't be read")

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from kvpact.errors import KvpactError, Unavailable
-from kvpact.handoff.status import to_status
+from kvpact.handoff.status import status_to_bytes
 
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class WorkerHost:
         try:
             return self._serving.result()
         except KvpactError as error:
-            return to_status(error).SerializeToString()
+            return status_to_bytes(error)
         except Exception as error:
-            return to_status(KvpactError(f"{type(error).__name__}: {error}")).SerializeToString()
+            return status_to_bytes(KvpactError(f"{type(error).__name__}: {error}"))
 
     def alive(self) -> bool:
         """Whether the worker's loop runs."""

@@ -36,7 +36,7 @@ class UpCluster:
             return json.load(error)
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """Worker name -> what it says of itself now: pid, incarnation, counters and blocks, asked of the worker."""
+        """Worker name -> its pid, incarnation, counters and blocks, asked of the worker itself."""
         return {worker["worker"]: worker for worker in self.get("/admin/workers")["workers"]}
 
 

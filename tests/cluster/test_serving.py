@@ -129,8 +129,8 @@ def test_malformed_json_is_refused(mixed_cluster: UpCluster) -> None:
     with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
         body = b'{"model": "tiny-llama", "prompt": '
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400")

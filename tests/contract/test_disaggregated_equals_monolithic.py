@@ -1,4 +1,4 @@
-"""The central test: a prompt through two engines and a checked handoff equals transformers' own generation."""
+"""The central test: a prompt through two engines and a handoff equals transformers' own generation."""
 
 from __future__ import annotations
 

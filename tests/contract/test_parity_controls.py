@@ -19,7 +19,7 @@ from kvpact.contract.contract import Contract
 from kvpact.contract.rotation import rotate, rotation_at, unrotate
 from kvpact.engine.engine import Engine
 from kvpact.engine.probe import Reference
-from kvpact.handoff.messages import Buffer, ChunkHeader, HandoffTerms
+from kvpact.handoff.messages import Buffer, HandoffTerms
 from kvpact.types import BlockId, Verdict
 from tests.fakes import identified_engine, make_tiny_model
 
@@ -54,7 +54,7 @@ class DamagedLanding(CacheLanding):
 def leave_unrotate_out(
     k_THD: torch.Tensor, contract: Contract, layer: int, positions_T: torch.Tensor
 ) -> torch.Tensor:
-    """The reader keeps raw keys and rotates on read; these keys are rotated already, so they end up rotated twice."""
+    """The reader rotates its raw keys on read; these are rotated already, so they end up rotated twice."""
     rotary = contract.group_of(layer).rotary
     return rotate(k_THD, rotation_at(rotary, rotary.tables[0], positions_T))
 
