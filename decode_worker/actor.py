@@ -1,4 +1,4 @@
-"""Ray shell around one decode worker: placement, restart, health. No KV bytes and no tokens pass through it."""
+"""Ray shell around one decode worker: placement, restart, health. No KV byte and no token passes through."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import ray
 
+from decode_worker.worker import build_decode_worker
 from kvpact.config import parse_config
 from kvpact.serving.host import WorkerHost
-from decode_worker.worker import build_decode_worker
 
 OPTIONS: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": {"health": 1}}
 

@@ -14,7 +14,7 @@ from kvpact.types import BlockId, PositionRun, Verdict
 
 
 class CacheLanding:
-    """Makes one handle per handoff. The cache is the engine's; blocks are the receiver's until they are taken."""
+    """One handle per handoff. The cache is the engine's; blocks are the receiver's until they are taken."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache

@@ -1,16 +1,20 @@
-"""Settings of a deployment: one YAML file, environment KVPACT_..., flags; read once, checked once, never written."""
+"""Settings of a deployment: flags over environment over YAML file over defaults; read and checked once."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from kvpact.errors import BadRequest
 from kvpact.types import AxisOrder, Dtype, KeyState, LaneOrder
+
+ENVIRONMENT_PREFIX = "KVPACT_"
 
 
 class _Part(BaseModel):
@@ -85,7 +89,7 @@ class Config(_Part):
 
 
 def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
-    """Reads the file, lays flags (nested like the file) over it and checks the whole.
+    """Reads the file, lays KVPACT_... variables, then flags (nested like the file) over it; checks all.
 
     Raises:
         BadRequest: the file can't be read, or a key or value is wrong; names the nearest known key.
@@ -101,7 +105,7 @@ def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
                 f"config file {path} holds {type(loaded).__name__}, expected a mapping", param="config"
             )
         settings = loaded or {}
-    return parse_config(_merge(settings, flags))
+    return parse_config(_merge(_merge(settings, _from_environment()), flags))
 
 
 def parse_config(settings: dict[str, Any]) -> Config:
@@ -112,6 +116,26 @@ def parse_config(settings: dict[str, Any]) -> Config:
         raise BadRequest(
             "; ".join(_explain(problem) for problem in error.errors()), param="config"
         ) from error
+
+
+class _EnvironmentReader(BaseSettings, Config):
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+
+def _from_environment() -> dict[str, Any]:
+    """Settings that the environment holds, nested like the file: KVPACT_PREFILL__PORT is prefill.port."""
+    for name in sorted(os.environ):
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")[0]
+        if key not in Config.model_fields:
+            nearest = difflib.get_close_matches(key, Config.model_fields, n=1)
+            hint = f"; did you mean {ENVIRONMENT_PREFIX}{nearest[0].upper()}?" if nearest else ""
+            raise BadRequest(f"environment variable {name} names no config key{hint}", param=name)
+    found: dict[str, Any] = EnvSettingsSource(_EnvironmentReader)()
+    return found
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +149,8 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"config key {where}: found {problem['input']!r}, {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+        wanted = problem["msg"][:1].lower() + problem["msg"][1:]
+        return f"config key {where}: found {problem['input']!r}, {wanted}"
     nearest = difflib.get_close_matches(str(problem["loc"][-1]), _known_keys(Config), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"config key {where} is unknown{hint}"

@@ -12,8 +12,8 @@
       Unavailable          draining or unreachable
       SelfCheckFailed      the engine doesn't reproduce the model's own forward
 
-Facts are attributes; `metadata()` gives them as text for ErrorInfo. One table, ERROR_CODES, maps each class to
-its gRPC code and HTTP status.
+Facts are attributes; `metadata()` gives them as text for ErrorInfo. One table, ERROR_CODES, maps each class
+to its gRPC code and HTTP status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ray shell around one prefill worker: placement, restart, health. No KV bytes and no tokens pass through it."""
+"""Ray shell around one prefill worker: placement, restart, health. No KV byte and no token passes through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One prompt in the engine: follows its events, lets the sender read its blocks, gives them back on leaving."""
+"""One prompt in the engine: follows its events, lets the sender read its blocks, gives them back."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Computation:
         return FirstToken(token_id=token.token_id, finish_reason=token.finish_reason)
 
     async def send(self, handoff: SendingHandoff) -> tuple[FirstToken, Committed | None]:
-        """Sends blocks as they are computed, then commits; no commit where the first token ends the sequence."""
+        """Sends blocks as they are computed, then commits; no commit if the first token ends the sequence."""
         sending = asyncio.ensure_future(handoff.send(self._progress(), self._read, self._to_commit))
         either: list[asyncio.Future[Any]] = [sending, self._first]
         try:

@@ -40,7 +40,7 @@ class Prefiller:
         self._tally = Tally()
 
     async def prefill(self, job: PrefillJob) -> AsyncGenerator[PrefillEvent, None]:
-        """Reserved, Committed, FirstToken; without a partner, or where the first token ends the sequence, no Committed.
+        """Reserved, Committed, FirstToken; no Committed without a partner or if that token ends it.
 
         Leaving the generator early cancels the computation and releases the reservation.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,9 +12,8 @@ from kvpact.errors import BadRequest
 from kvpact.handoff import codec
 from kvpact.handoff.status import answering
 from kvpact.handoff.verdict_codec import EXACTNESSES
-from kvpact.v1 import handoff_pb2
+from kvpact.v1 import handoff_pb2, prefill_pb2_grpc
 from kvpact.v1 import prefill_pb2 as pb
-from kvpact.v1 import prefill_pb2_grpc
 from prefill_worker.jobs import Committed, FirstToken, Partner, PrefillEvent, PrefillJob, Reserved
 from prefill_worker.partners import Partners
 from prefill_worker.prefiller import Prefiller
@@ -42,10 +41,12 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PrefillResponse]:
         """Computes a prompt and hands its cache over."""
-        async with answering(context):
-            async with contextlib.aclosing(self._prefiller.prefill(_job(request))) as events:
-                async for event in events:
-                    yield _encode(event)
+        async with answering(context), contextlib.aclosing(self._events(request)) as events:
+            async for event in events:
+                yield _encode(event)
+
+    def _events(self, request: pb.PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        return self._prefiller.prefill(_job(request))
 
 
 def _partner(life: handoff_pb2.Incarnation, endpoint: str) -> Partner:

@@ -82,11 +82,8 @@ def print_report(report: DemoReport) -> None:
     console.print(indent(render_verdict(report.verdict), "  "), highlight=False, markup=False, soft_wrap=True)
     answer = report.answer
     if answer is None:
-        console.print(
-            f"  [red]refused[/red] before any prefill: {report.prefill.counters.computed_prompt_tokens} prompt tokens "
-            "computed, no text",
-            highlight=False,
-        )
+        computed = report.prefill.counters.computed_prompt_tokens
+        console.print(f"  [red]refused[/red] before any prefill: {computed} prompt tokens computed, no text")
     else:
         handoff = "none (one token needs no handoff)"
         if answer.handoff_bytes is not None and answer.handoff_s is not None:

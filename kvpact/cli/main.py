@@ -8,7 +8,7 @@ import typer
 
 from kvpact.cli import contract, demo, parity, up
 
-# Read by libraries when they are imported, which happens inside commands: no fork notices of gRPC, no bars of loaders.
+# Libraries read these when a command imports them: no fork notices of gRPC, no progress bars of loaders.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -1,4 +1,4 @@
-"""A prefill side and a decode side in one process, joined by the in-process transport: the handoff leg of parity."""
+"""Prefill and decode in one process, joined by the in-process transport: the handoff leg of parity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvpact parity`: proves on a checkpoint that cached prefill and decode equal a full forward, also over a handoff."""
+"""`kvpact parity`: proves on a checkpoint that decoding from a cache equals a full forward."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parity(
 ) -> None:
     """Compares full forward with cached prefill and decode, without and with a handoff, layer by layer.
 
-    Exit code 0 when everything is within 1e-4, 1 when something diverges, 20 when the decode side refuses the cache.
+    Exit code 0 when all is within 1e-4, 1 when something diverges, 20 when the decode side refuses the cache.
     """
     with reported_errors(as_json=json_output):
         settings = cluster_config(
@@ -145,6 +145,6 @@ def _explain(report: LegReport) -> str:
     if found is None:
         return f"{where}: attention is equal, final logits are off by {report.logits_max_abs:.2e}"
     return (
-        f"{where}: diverges at layer {found.layer}, position {found.position}: head {found.head}, key position "
-        f"{found.key_position}: attention logit {found.reference:.5f} became {found.found:.5f}"
+        f"{where}: diverges at layer {found.layer}, position {found.position}: head {found.head}, "
+        f"key position {found.key_position}: attention logit {found.reference:.5f} became {found.found:.5f}"
     )

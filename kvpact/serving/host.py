@@ -12,7 +12,6 @@ from typing import Protocol
 from kvpact.errors import KvpactError, Unavailable
 from kvpact.handoff.status import status_to_bytes
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -45,7 +44,7 @@ class WorkerHost:
         self._thread.start()
 
     def report(self) -> str | bytes:
-        """Waits until the worker serves: its advertised host:port, or the status of what kept it from serving.
+        """Waits until the worker serves: its advertised host:port, or the status of what kept it from that.
 
         A status is bytes of google.rpc.Status, so that an error keeps its class and facts across processes.
         """

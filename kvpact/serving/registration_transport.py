@@ -1,4 +1,4 @@
-"""Keeps one worker known to the coordinator: registers, beats, and registers again when asked or after silence."""
+"""Keeps one worker known to the coordinator: registers, beats, registers again when asked or cut off."""
 
 from __future__ import annotations
 

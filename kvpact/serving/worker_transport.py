@@ -41,7 +41,7 @@ class WorkerFront:
         self._registrar: Registrar | None = None
 
     async def start(self) -> str:
-        """Serves, then registers where there is a coordinator; the advertised host:port. Raises Unavailable."""
+        """Serves, then registers where there is a coordinator; advertised host:port. Raises Unavailable."""
         server = WorkerServer()
         server.add(self._add_service)
         service = WorkerService(self._facts)

@@ -17,7 +17,7 @@ from tests.repo.tree import PACKAGES, ROOT, settings
 
 pytestmark = pytest.mark.timeout(300)
 
-NEEDED_TO_COMPARE = ("numpy", "pydantic", "pyyaml", "typer", "rich")
+NEEDED_TO_COMPARE = ("numpy", "pydantic", "pydantic-settings", "pyyaml", "typer", "rich")
 """All that `kvpact contract check` needs of the dependencies; with one less it doesn't start."""
 
 TINY_CONFIG = {

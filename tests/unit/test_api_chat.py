@@ -140,9 +140,9 @@ async def test_what_changes_nothing_is_accepted(client: AsyncOpenAI) -> None:
 
 
 async def test_template_variables_reach_the_template(tmp_path: Path) -> None:
-    folder = make_text_folder(tmp_path, template="{{ messages[0].content }}{{ mode }}")
+    own = make_text_folder(tmp_path, template="{{ messages[0].content }}{{ mode }}")
     async with (
-        fake_cluster(folder) as cluster,
+        fake_cluster(own) as cluster,
         AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none") as client,
     ):
         await client.chat.completions.create(
