@@ -128,8 +128,9 @@ def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UnreadableSource(
-            f"can't read {path}: {error}; expected a JSON object", source=str(path)
+            f"can't read {path}: {why}; expected a JSON object", source=str(path)
         ) from error
     if not isinstance(loaded, dict):
         raise UnreadableSource(

@@ -1,7 +1,7 @@
 """Parity of one model: decoding from a cache, with and without a handoff, against a full forward.
 
 The reference is the model's own eager forward without a cache over the prompt and one more token. Prefill
-alone can't show a doubled rotation, so what is compared is the row of the token that is decoded from the cache:
+alone can't show a doubled rotation, so the row of the token that is decoded from the cache is compared:
 attention logits of every layer, then the final logits.
 """
 
