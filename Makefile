@@ -67,7 +67,8 @@ if [ -z "$$python" ]; then \
 endef
 
 demo: install  ## a cluster, a few prompts through a checked handoff, a report
-	$(BIN)/kvpact demo
+	$(BIN)/kvpact demo --prompt "What is the capital of France?" --prompt "Name three primary colors." \
+		--prompt "Which planet is the largest?"
 
 test: install  ## unit, property, contract and repository tests, then the cluster
 	$(BIN)/python -m pytest tests/unit tests/property tests/contract tests/repo

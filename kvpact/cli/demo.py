@@ -63,15 +63,17 @@ def demo(
 
 async def _run(config: Config, prompts: list[str], max_tokens: int, *, json_output: bool) -> bool:
     from kvpact.cli.cluster import local_cluster
-    from kvpact.cli.demo_report import ask, print_report
+    from kvpact.cli.demo_report import ask, print_answer, print_pair
 
-    refused = False
     async with local_cluster(config, progress) as cluster:
-        for prompt in prompts:
+        for index, prompt in enumerate(prompts):
             report = await ask(cluster.coordinator, prompt, max_tokens)
-            refused = refused or report.refused
             if json_output:
                 print_json(report.to_json())
-            else:
-                print_report(report)
-    return refused
+                return report.refused
+            if index == 0:
+                print_pair(report)
+            print_answer(report)
+            if report.refused:
+                return True
+    return False

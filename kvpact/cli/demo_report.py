@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from textwrap import indent
 from typing import Any
-
-from rich.text import Text
 
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Answer
+from kvpact.cli.demo_picture import picture_answer, picture_pair
 from kvpact.cli.output import console
-from kvpact.contract.explain import render_verdict
 from kvpact.contract.jsonform import verdict_to_json
 from kvpact.errors import NoCompatiblePair
 from kvpact.handoff.messages import WorkerDescription
@@ -73,34 +70,20 @@ async def ask(coordinator: Coordinator, prompt: str, max_tokens: int) -> DemoRep
     return DemoReport(prompt=prompt, verdict=verdict, answer=answer, prefill=prefill, decode=decode)
 
 
-def print_report(report: DemoReport) -> None:
-    """The report as a picture for people."""
-    console.print()
-    console.print(Text(report.prompt, style="bold"), soft_wrap=True)
-    for side, worker in (("prefill (writer)", report.prefill), ("decode (reader)", report.decode)):
-        console.print(f"  {side:<17} pid {worker.pid:<8} {_cache(worker)}", highlight=False)
-    console.print(indent(render_verdict(report.verdict), "  "), highlight=False, markup=False, soft_wrap=True)
-    answer = report.answer
-    if answer is None:
-        computed = report.prefill.counters.computed_prompt_tokens
-        console.print(f"  [red]refused[/red] before any prefill: {computed} prompt tokens computed, no text")
-    else:
-        handoff = "none (one token needs no handoff)"
-        if answer.handoff_bytes is not None and answer.handoff_s is not None:
-            handoff = f"{answer.handoff_bytes:,} bytes in {answer.handoff_s * 1000:.1f} ms"
-        console.print(f"  handoff           {handoff}", highlight=False)
-        console.print(f"  first token after {answer.ttft_s * 1000:.0f} ms", highlight=False)
-        console.print(Text("  answer            ", style="green") + Text(answer.text.strip()), soft_wrap=True)
-    blocks = ", ".join(
-        f"{worker.role} {worker.load.blocks.free}/{worker.load.blocks.total}"
-        for worker in (report.prefill, report.decode)
+def print_pair(report: DemoReport) -> None:
+    """Both sides and the verdict between them, once for all prompts."""
+    console.print(picture_pair(report.prefill, report.decode, report.verdict))
+
+
+def print_answer(report: DemoReport) -> None:
+    """What one prompt gave."""
+    if report.answer is not None:
+        console.print(picture_answer(report.prompt, report.answer))
+        return
+    computed = report.prefill.counters.computed_prompt_tokens
+    console.print(
+        f"no request is served; {computed} prompt tokens were computed", style="red", highlight=False
     )
-    console.print(f"  free blocks       {blocks}", highlight=False)
-
-
-def _cache(worker: WorkerDescription) -> str:
-    layout, rotary = worker.contract.layout, worker.contract.layer_groups[0].rotary
-    return f"keys {rotary.key_state}, {layout.axis_order}, block {layout.block_size}, {layout.key_dtype}"
 
 
 def _blocks(worker: WorkerDescription) -> dict[str, int]:

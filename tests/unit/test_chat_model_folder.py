@@ -1,0 +1,107 @@
+"""What the coordinator reads of a model folder, the same as transformers reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.model_folder import ModelText
+from kvpact.errors import BadRequest, UnreadableSource
+from tests.coordinator_fakes import EOS, VOCAB_SIZE, make_text_folder
+
+
+def changed(folder: Path, name: str, **changes: Any) -> Path:
+    """The folder with some keys of one of its JSON files set."""
+    path = make_text_folder(folder) / name
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+    return folder
+
+
+def test_numbers_come_from_the_configs(tmp_path: Path) -> None:
+    model = ModelText(make_text_folder(tmp_path, context=77))
+    assert (model.context, model.vocabulary, model.eos_token_ids) == (77, VOCAB_SIZE, {EOS})
+
+
+def test_several_end_tokens_all_end(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "generation_config.json", eos_token_id=[0, 2])
+    assert ModelText(folder).eos_token_ids == {0, 2}
+
+
+def test_without_a_generation_config_the_end_token_is_the_configs(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "config.json", eos_token_id=2)
+    (folder / "generation_config.json").unlink()
+    assert ModelText(folder).eos_token_ids == {2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "around"),
+    [
+        ({}, lambda ids: ids),
+        ({"add_bos_token": True}, lambda ids: (0, *ids)),
+        ({"add_bos_token": True, "add_eos_token": True}, lambda ids: (0, *ids, 0)),
+        ({"add_bos_token": False}, lambda ids: ids),
+    ],
+)
+def test_special_tokens_are_added_as_the_tokenizer_config_says(
+    tmp_path: Path, settings: dict[str, bool], around: Any
+) -> None:
+    model = ModelText(changed(tmp_path, "tokenizer_config.json", **settings))
+    plain = model.encode("ab", add_special_tokens=False)
+    assert len(plain) == 2
+    assert model.encode("ab") == around(plain)
+
+
+def test_a_template_may_stand_in_the_tokenizer_config(tmp_path: Path) -> None:
+    listed = [{"name": "default", "template": "D{{ messages|length }}"}, {"name": "tool", "template": "T"}]
+    for template in ("D{{ messages|length }}", listed):
+        folder = changed(tmp_path, "tokenizer_config.json", chat_template=template)
+        (folder / "chat_template.jinja").unlink()
+        assert ModelText(folder).render_chat([{}], add_generation_prompt=True, variables={}) == "D1"
+
+
+def test_a_special_token_may_be_an_object(tmp_path: Path) -> None:
+    folder = changed(
+        tmp_path, "tokenizer_config.json", bos_token={"content": "<|im_start|>"}, add_bos_token=True
+    )
+    assert ModelText(folder).encode("a")[0] == 1
+
+
+def test_max_model_len_shortens_the_context_and_may_not_pass_the_models(tmp_path: Path) -> None:
+    folder = make_text_folder(tmp_path, context=77)
+    assert ModelText(folder, max_model_len=40).context == 40
+    with pytest.raises(BadRequest, match="78, but the model has 77"):
+        ModelText(folder, max_model_len=78)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = make_text_folder(tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(UnreadableSource, match=name):
+        ModelText(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("chat_template.jinja", "{% if %}"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str) -> None:
+    folder = make_text_folder(tmp_path)
+    (folder / name).write_text(text, encoding="utf-8")
+    with pytest.raises(UnreadableSource):
+        ModelText(folder)
+
+
+def test_a_model_without_a_length_needs_one_from_the_settings(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "config.json", max_position_embeddings=None)
+    with pytest.raises(UnreadableSource, match="set max_model_len"):
+        ModelText(folder)
+    assert ModelText(folder, max_model_len=50).context == 50
