@@ -197,7 +197,7 @@ class _QuietServer(uvicorn.Server):
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named asyncio turns Nagle's algorithm off; else tokens would wait for acknowledgements.
+    # With the protocol named, asyncio turns Nagle's algorithm off; else tokens wait for acknowledgements.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -6,7 +6,8 @@ import contextlib
 from dataclasses import dataclass
 
 from coordinator.accounting import Account
-from coordinator.lifecycle import GenerationRequest, Lifecycle
+from coordinator.attempt import GenerationRequest
+from coordinator.lifecycle import Lifecycle
 from coordinator.text_generation import TextRules, generate_text
 from kvpact.types import FinishReason
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from coordinator.accounting import Account
+from coordinator.attempt import GenerationRequest
 from coordinator.detokenize import Detokenizer
-from coordinator.lifecycle import GenerationRequest, Lifecycle
+from coordinator.lifecycle import Lifecycle
 from coordinator.stop_strings import StopStrings
 from kvpact.handoff.messages import DecodedTokens
 from kvpact.types import FinishReason

@@ -323,6 +323,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         self.hold_after: int | None = None
         """Tokens of its own after which a stream waits for `go_on`."""
         self.go_on = asyncio.Event()
+        self.outputs = script.output
 
     def _add(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -350,7 +351,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
             if sent == self.hold_after:
                 self.holding.set()
                 await self.go_on.wait()
-            token, reason = self.script.output(index + sent, job.sampling)
+            token, reason = self.outputs(index + sent, job.sampling)
             sent += 1
             yield DecodedTokens(token_ids=(token,), finish_reason=reason)
 

@@ -9,8 +9,9 @@ from starlette.requests import Request
 
 from coordinator.accounting import Account
 from coordinator.api.errors import MODEL_NOT_FOUND, ApiError, from_kvpact
+from coordinator.attempt import GenerationRequest
 from coordinator.fleet import Fleet
-from coordinator.lifecycle import GenerationRequest, Lifecycle
+from coordinator.lifecycle import Lifecycle
 from coordinator.model_folder import ModelText
 from coordinator.router import choose_pair
 from kvpact.clock import Clock

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.api.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody, Message
-from coordinator.lifecycle import GenerationRequest
+from coordinator.attempt import GenerationRequest
 from coordinator.model_folder import ModelText
 from coordinator.stop_strings import StopStrings
 from coordinator.text_generation import TextRules

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.generation import Answer
 from kvpact.errors import BadRequest, DataLoss, Exhausted, Fenced, KvpactError, Unavailable, UnknownHandoff
-from kvpact.types import FinishReason, VerdictWord
+from kvpact.types import FinishReason, Sampling, VerdictWord
 from tests.coordinator_fakes import (
     EOS,
     FakeCluster,
@@ -245,3 +245,32 @@ async def test_requests_spread_over_decode_workers(tmp_path: Path) -> None:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_too_many_requests_at_once_are_turned_away(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.lifecycle.MAX_RUNNING", 1)
+    cluster.decode.hold_after = 1
+    asking = asyncio.ensure_future(ask(cluster, 4))
+    await cluster.decode.holding.wait()
+    with pytest.raises(Exhausted, match="1 requests run already"):
+        await ask(cluster, 4)
+    cluster.decode.go_on.set()
+    assert (await asking).token_ids == tuple(REPLY[:4])
+
+
+async def test_a_worker_that_gives_a_sequence_up_is_a_failure_and_not_an_end(cluster: FakeCluster) -> None:
+    output = cluster.script.output
+    given_up = False
+
+    def give_up_once(index: int, sampling: Sampling) -> tuple[int, FinishReason | None]:
+        nonlocal given_up
+        token, reason = output(index, sampling)
+        if index == 2 and not given_up:
+            given_up = True
+            return token, FinishReason.CANCELLED
+        return token, reason
+
+    cluster.decode.outputs = give_up_once
+    assert (await ask(cluster, 5)).token_ids == tuple(REPLY[:5])

@@ -1,0 +1,145 @@
+"""One try of one request, on one placement, under one handoff id."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from coordinator.fleet import Fleet
+from coordinator.ports import Committed, PrefillEvent, PrefillJob, Stream
+from coordinator.releases import Releases
+from coordinator.router import Placement
+from kvpact.errors import KvpactError, Unavailable
+from kvpact.handoff.messages import DecodedTokens, DecodeJob
+from kvpact.metrics import Metrics
+from kvpact.types import FinishReason, HandoffId, Sampling
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt. `table_length` is fixed here and travels with every attempt."""
+
+    request_id: str
+    endpoint: str
+    """HTTP route it came by, for metrics."""
+    prompt: tuple[int, ...]
+    table_length: int
+    sampling: Sampling
+
+
+class Attempt:
+    """Runs once. `sent` are the output tokens that the user already has."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        releases: Releases,
+        metrics: Metrics,
+        *,
+        request: GenerationRequest,
+        placement: Placement,
+        handoff_id: HandoffId,
+        sent: tuple[int, ...],
+        on_commit: Callable[[Committed], None],
+    ) -> None:
+        self._fleet = fleet
+        self._releases = releases
+        self._metrics = metrics
+        self._request = request
+        self._prefill = placement.prefill
+        self._decode = placement.decode
+        self._handoff_id = handoff_id
+        self._token_ids = request.prompt + sent
+        self._on_commit = on_commit
+        self._committed = False
+
+    async def run(self) -> AsyncGenerator[DecodedTokens, None]:
+        """Yields tokens to the sequence's end; on any other way out the handoff is released on both sides."""
+        workers = [self._prefill, *([self._decode] if self._decode else [])]
+        lives = [worker.life for worker in workers]
+        self._fleet.assign(lives, +1)
+        result = "CANCELLED"
+        try:
+            async with contextlib.aclosing(self._tokens()) as produced:
+                async for tokens in produced:
+                    if tokens.finish_reason is FinishReason.CANCELLED:
+                        raise Unavailable("a worker gave the sequence up")
+                    if tokens.finish_reason is not None:
+                        result = "DONE"
+                    yield tokens
+            if result != "DONE":
+                raise Unavailable("a worker ended the stream before the sequence's end")
+        except KvpactError as error:
+            if result == "DONE":
+                logger.info("request %s had all its tokens when: %s", self._request.request_id, error)
+                return
+            result = error.reason
+            raise
+        finally:
+            self._fleet.assign(lives, -1)
+            if result != "DONE":
+                self._releases.give_up(workers, self._handoff_id, result.lower())
+                if self._decode is not None and not self._committed:
+                    self._metrics.handoff_ended(result.lower())
+
+    async def _tokens(self) -> AsyncGenerator[DecodedTokens, None]:
+        port = self._fleet.prefill_port(self._prefill.life)
+        async with contextlib.AsyncExitStack() as stack:
+            events = await stack.enter_async_context(contextlib.aclosing(port.prefill(self._prefill_job())))
+            first = await self._first_token(events)
+            if first.finish_reason is not None:
+                yield first
+            else:
+                # Before the token is passed on: a slow client mustn't let the lease run out.
+                decoding = await stack.enter_async_context(contextlib.aclosing(self._begin_decode(first)))
+                yield first
+                async for tokens in decoding:
+                    yield tokens
+            await _finish(events)
+
+    async def _first_token(self, events: Stream[PrefillEvent]) -> DecodedTokens:
+        async for event in events:
+            if isinstance(event, Committed):
+                self._committed = True
+                self._on_commit(event)
+            elif isinstance(event, DecodedTokens):
+                return event
+        raise Unavailable("a prefill worker ended without a token")
+
+    def _begin_decode(self, first: DecodedTokens) -> Stream[DecodedTokens]:
+        if self._decode is None:
+            raise Unavailable("a prefill worker went on past the one token that was asked")
+        job = DecodeJob(
+            handoff_id=self._handoff_id,
+            decode=self._decode.life,
+            token_ids=self._token_ids + first.token_ids,
+            original_prompt_tokens=len(self._request.prompt),
+            sampling=self._request.sampling,
+            request_id=self._request.request_id,
+        )
+        return self._fleet.decode_port(self._decode.life).decode(job)
+
+    def _prefill_job(self) -> PrefillJob:
+        return PrefillJob(
+            handoff_id=self._handoff_id,
+            prefill=self._prefill.life,
+            decode=self._decode,
+            token_ids=self._token_ids,
+            original_prompt_tokens=len(self._request.prompt),
+            table_length=self._request.table_length,
+            sampling=self._request.sampling,
+            request_id=self._request.request_id,
+        )
+
+
+async def _finish(events: Stream[PrefillEvent]) -> None:
+    """Lets the prefill worker end by itself. What fails there now no longer matters: its work is done."""
+    try:
+        async for event in events:
+            logger.warning("unexpected prefill event after the first token: %s", type(event).__name__)
+    except KvpactError as error:
+        logger.info("prefill stream ended after its first token with: %s", error)
