@@ -17,7 +17,7 @@ from kvpact.engine.engine import Engine
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
 from kvpact.handoff.landing import Landing
 from kvpact.handoff.messages import DecodeJob
-from kvpact.types import FinishReason, Sampling, Verdict, WorkerLife
+from kvpact.types import FinishReason, HandoffId, Sampling, Verdict, WorkerLife
 from prefill_worker.jobs import Committed, FirstToken, Partner, PrefillJob
 from prefill_worker.partners import Partners
 from prefill_worker.prefiller import Prefiller
@@ -88,7 +88,20 @@ class InProcessPair:
             KvpactError: whatever either side refuses or fails with.
         """
         handoff_id = new_handoff_id()
-        job = PrefillJob(
+        first = await self._first_token(self.prefill_job(handoff_id, prompt, sampling))
+        yield first
+        if first.finish_reason is not None:
+            return
+        order = self.decode_job(handoff_id, (*prompt, first.token_id), len(prompt), sampling)
+        async with contextlib.aclosing(self.decoder.tokens(order, **options)) as tokens:
+            async for token in tokens:
+                yield PairToken(
+                    token_id=token.token_id, finish_reason=token.finish_reason, logits=token.logits
+                )
+
+    def prefill_job(self, handoff_id: HandoffId, prompt: tuple[int, ...], sampling: Sampling) -> PrefillJob:
+        """The order to compute `prompt` and hand it over."""
+        return PrefillJob(
             handoff_id=handoff_id,
             prefill=self._writer_life,
             decode=self._partner,
@@ -98,23 +111,19 @@ class InProcessPair:
             sampling=sampling,
             request_id=handoff_id.hex(),
         )
-        first = await self._first_token(job)
-        yield first
-        if first.finish_reason is not None:
-            return
-        order = DecodeJob(
+
+    def decode_job(
+        self, handoff_id: HandoffId, token_ids: tuple[int, ...], prompt_tokens: int, sampling: Sampling
+    ) -> DecodeJob:
+        """The order to decode a committed handoff; `token_ids` are the prompt and the first token."""
+        return DecodeJob(
             handoff_id=handoff_id,
             decode=self._partner.life,
-            token_ids=(*prompt, first.token_id),
+            token_ids=token_ids,
             sampling=sampling,
-            original_prompt_tokens=len(prompt),
-            request_id=job.request_id,
+            original_prompt_tokens=prompt_tokens,
+            request_id=handoff_id.hex(),
         )
-        async with contextlib.aclosing(self.decoder.tokens(order, **options)) as tokens:
-            async for token in tokens:
-                yield PairToken(
-                    token_id=token.token_id, finish_reason=token.finish_reason, logits=token.logits
-                )
 
     async def _first_token(self, job: PrefillJob) -> PairToken:
         committed: Committed | None = None

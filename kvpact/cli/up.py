@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +21,9 @@ from kvpact.cli.flags import (
 )
 from kvpact.cli.output import console, print_json, progress, reported_errors
 from kvpact.config import Config
+
+if TYPE_CHECKING:
+    from kvpact.cli.cluster import Cluster
 
 
 def up(
@@ -60,18 +64,29 @@ def up(
 
 
 async def _serve(config: Config, *, json_output: bool) -> None:
+    """Serves until SIGINT or SIGTERM; a second one doesn't wait for running requests."""
     from kvpact.cli.cluster import local_cluster
 
-    interrupted = asyncio.Event()
+    serving = asyncio.current_task()
+    assert serving is not None
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
-    async with local_cluster(config, progress) as cluster:
-        ready, why = cluster.coordinator.readiness()
-        if json_output:
-            print_json({"url": cluster.url, "ready": ready, "reason": why, "workers": cluster.workers})
-        else:
-            for worker, endpoint in cluster.workers.items():
-                console.print(f"  {worker:<12} {endpoint}", highlight=False)
-            console.print(f"serving {cluster.url}/v1" if ready else f"not ready: {why}", highlight=False)
-        await interrupted.wait()
-        progress("draining")
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with local_cluster(config, progress) as cluster:
+            _announce(cluster, json_output=json_output)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                progress("draining")
+
+
+def _announce(cluster: Cluster, *, json_output: bool) -> None:
+    ready, why = cluster.coordinator.readiness()
+    if json_output:
+        print_json({"url": cluster.url, "ready": ready, "reason": why, "workers": cluster.workers})
+        return
+    for worker, endpoint in cluster.workers.items():
+        console.print(f"  {worker:<12} {endpoint}", highlight=False)
+    console.print(
+        f"serving {cluster.url}/v1" if ready else f"not ready: {why}", highlight=False, soft_wrap=True
+    )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import openai
 import pytest
 
 from tests.cluster.clusters import UpCluster, up
+from tests.cluster.waiting import eventually
 from tests.fakes import prompt_of
 from tests.references import golden
 
@@ -40,15 +38,6 @@ def complete(cluster: UpCluster, prompt: tuple[int, ...], tokens: int) -> list[i
         )
     token_ids: list[int] = answer.choices[0].model_extra["token_ids"]
     return token_ids
-
-
-def eventually(holds: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
-    """Polls another process until `holds` gives something true, and gives that back."""
-    end_s = time.monotonic() + deadline_s
-    while not (found := holds()):
-        assert time.monotonic() < end_s, f"not within {deadline_s} s"
-        threading.Event().wait(0.1)
-    return found
 
 
 def all_blocks_free(cluster: UpCluster) -> bool:

@@ -1,4 +1,4 @@
-"""The real checkpoint through actor processes: the answer, and cache forms that convert to the same tokens."""
+"""The real checkpoint through actor processes: its answer, and caches that convert to the same tokens."""
 
 from __future__ import annotations
 
