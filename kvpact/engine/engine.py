@@ -75,18 +75,14 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends every sequence, frees their blocks and joins the thread. Idempotent."""
+        """Fails every sequence as Unavailable, frees their blocks and joins the thread. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        with self._changed:
-            self._listeners.clear()
-            sequence_ids = self._scheduler.sequence_ids()
-            self._stop_listening()
-            for sequence_id in sequence_ids:
-                self._scheduler.drop(sequence_id)
+        self._stop_listening()
+        self._end_all()
 
     def submit(self, request: SequenceRequest, on_event: OnEvent) -> SequenceId:
         """Queues a sequence and takes over `request.blocks`; on_event is called on the engine thread.
@@ -144,6 +140,10 @@ class Engine:
             log.exception("forward of %d sequences failed", len(batch))
             self._fail(batch, error)
             return True
+        broken = tuple(rows for rows in batch if rows.samples and rows.sequence.sequence_id not in tokens)
+        if broken:
+            self._fail(broken, KvpactError("the model's logits aren't numbers"))
+            batch = tuple(rows for rows in batch if rows not in broken)
         with self._changed:
             outcomes = self._scheduler.advance(batch, tokens)
             self._count(batch)
@@ -151,10 +151,29 @@ class Engine:
             self._report(outcome, logits)
         return True
 
+    def alive(self) -> bool:
+        """Whether sequences still get computed; False once the computing thread ended."""
+        return self._thread is None or self._thread.is_alive()
+
     def _compute_until_closed(self) -> None:
-        while self._wait_for_change():
-            while not self._closing and self.step():
-                pass
+        try:
+            while self._wait_for_change():
+                while not self._closing and self.step():
+                    pass
+        except Exception:
+            log.exception("the engine's thread ended by an error; no sequence is computed any more")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Refuses new sequences and fails those that are there; their blocks come back."""
+        with self._changed:
+            self._closing = True
+            sequence_ids = self._scheduler.sequence_ids()
+            for sequence_id in sequence_ids:
+                self._scheduler.drop(sequence_id)
+        for sequence_id in sequence_ids:
+            error = Unavailable("the engine ended")
+            self._tell(SequenceFailed(sequence_id=sequence_id, error=error), last=True)
 
     def _wait_for_change(self) -> bool:
         """Sleeps until something changed; False once the engine is closing."""

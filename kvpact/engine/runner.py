@@ -28,11 +28,11 @@ class Runner:
         return dict(zip(sampling, logits_BV, strict=True))
 
     def sample(self, logits: dict[SequenceId, torch.Tensor]) -> dict[SequenceId, int]:
-        """One token for each sequence."""
+        """One token for each sequence; a sequence whose logits hold a NaN is left out."""
         if not logits:
             return {}
         picked = greedy(torch.stack(tuple(logits.values())))
-        return dict(zip(logits, picked, strict=True))
+        return {key: token for key, token in zip(logits, picked, strict=True) if token is not None}
 
 
 def _span(rows: Rows) -> Span:

@@ -5,13 +5,8 @@ from __future__ import annotations
 import torch
 
 
-def greedy(logits_BV: torch.Tensor) -> list[int]:
-    """Token id for each row of logits [B, V].
-
-    Raises:
-        ValueError: a row holds a NaN, so that no token is the largest.
-    """
-    if bool(logits_BV.isnan().any()):
-        raise ValueError("logits hold a NaN")
+def greedy(logits_BV: torch.Tensor) -> list[int | None]:
+    """Token id for each row of logits [B, V]; None for a row with a NaN, in which no token is the largest."""
     picked: list[int] = logits_BV.argmax(dim=-1).tolist()
-    return picked
+    broken: list[bool] = logits_BV.isnan().any(dim=-1).tolist()
+    return [None if bad else token for token, bad in zip(picked, broken, strict=True)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
-from kvpact.errors import ContractRefused, KvpactError
+from kvpact.errors import BadRequest, ContractRefused, KvpactError
 from kvpact.handoff import codec
 from kvpact.handoff.messages import (
     CommitReceipt,
@@ -26,6 +26,7 @@ from kvpact.types import ContractDigest, HandoffId, Verdict, WorkerLife
 from kvpact.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc
 
 T = TypeVar("T")
+M = TypeVar("M")
 CALL_DEADLINE_S = 10.0
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What writing to a call that is over raises."""
@@ -51,7 +52,7 @@ class GrpcReaderPort:
     async def pair(self, offer: PairOffer) -> PairAnswer:
         """See ReaderPort."""
         call = self._decode.Pair(codec.encode_offer(offer), timeout=self._deadline_s)
-        return codec.decode_answer(await self._answer(call))
+        return self._read(codec.decode_answer, await self._answer(call))
 
     async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
         """See ReaderPort. A refusal comes with the whole verdict where the reader still gives it."""
@@ -60,7 +61,7 @@ class GrpcReaderPort:
             response = await self._answer(self._decode.Reserve(request, timeout=self._deadline_s))
         except ContractRefused as error:
             raise ContractRefused(str(error), verdict=await self._whole(error.verdict)) from error
-        return codec.decode_reservation(response.reservation)
+        return self._read(codec.decode_reservation, response.reservation)
 
     async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
         """See ReaderPort. An error of `parts` cancels the call and comes out as it is."""
@@ -71,7 +72,7 @@ class GrpcReaderPort:
             await asyncio.wait([feeding, answering], return_when=asyncio.FIRST_COMPLETED)
             if feeding.done() and not answering.done():
                 feeding.result()
-            return codec.decode_receipt(await answering)
+            return self._read(codec.decode_receipt, await answering)
         finally:
             feeding.cancel()
             call.cancel()
@@ -81,24 +82,24 @@ class GrpcReaderPort:
         """See ReaderPort."""
         request = handoff_pb2.RenewRequest(handoff_id=handoff_id, worker=codec.encode_life(life))
         response = await self._answer(self._worker.Renew(request, timeout=self._deadline_s))
-        return codec.decode_seconds(response.lease, "lease")
+        return self._read(lambda lease: codec.decode_seconds(lease, "lease"), response.lease)
 
     async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
         """See ReaderPort."""
         request = handoff_pb2.ReleaseRequest(handoff_id=handoff_id, reason=reason)
         response = await self._answer(self._worker.Release(request, timeout=self._deadline_s))
-        return codec.decode_state(response.previous_state)
+        return self._read(codec.decode_state, response.previous_state)
 
     async def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
         """A whole verdict that the reader gave at pairing."""
         request = handoff_pb2.GetVerdictRequest(writer_digest=writer_digest, reader_digest=reader_digest)
         response = await self._answer(self._worker.GetVerdict(request, timeout=self._deadline_s))
-        return codec.decode_verdict(response.verdict)
+        return self._read(codec.decode_verdict, response.verdict)
 
     async def describe(self) -> WorkerDescription:
         """Contract, counters and load of the reader."""
         call = self._worker.Describe(handoff_pb2.DescribeRequest(), timeout=self._deadline_s)
-        return codec.decode_description(await self._answer(call))
+        return self._read(codec.decode_description, await self._answer(call))
 
     async def close(self) -> None:
         """Closes the channel. Idempotent."""
@@ -109,6 +110,13 @@ class GrpcReaderPort:
             return await call
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, peer=self.endpoint) from error
+
+    def _read(self, decode: Callable[[M], T], message: M) -> T:
+        """Decodes an answer. One that can't be read is the reader's fault, not that of whoever asked."""
+        try:
+            return decode(message)
+        except BadRequest as error:
+            raise KvpactError(f"{self.endpoint} sent an answer that can't be read: {error}") from error
 
     async def _whole(self, short: Verdict) -> Verdict:
         """The verdict that `short` was cut from; `short` itself where the reader gives none that refuses."""

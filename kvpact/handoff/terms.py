@@ -73,6 +73,8 @@ def check_terms(terms: HandoffTerms, writer: Contract, *, context_tokens: int) -
         BadRequest: `param` names the field at fault.
     """
     prompt_tokens = len(terms.token_ids)
+    if prompt_tokens == 0:
+        raise _refusal("token_ids", "is empty; expected at least one token")
     if terms.token_digest != digest_tokens(terms.token_ids):
         raise _refusal("token_digest", "isn't the digest of token_ids")
     _check_positions(terms, context_tokens)

@@ -27,6 +27,9 @@ class Worker(Protocol):
     async def stop(self) -> None:
         """Ends everything that `start` began."""
 
+    def alive(self) -> bool:
+        """Whether it still computes."""
+
 
 class WorkerHost:
     """Owns the thread and the loop of one worker from `start` to `stop`."""
@@ -56,8 +59,8 @@ class WorkerHost:
             return status_to_bytes(KvpactError(f"{type(error).__name__}: {error}"))
 
     def alive(self) -> bool:
-        """Whether the worker's loop runs."""
-        return self._thread.is_alive() and self._serving.done() and self._serving.exception() is None
+        """False once the worker failed to start, ended, or can't compute any more."""
+        return self._thread.is_alive() and (self._worker is None or self._worker.alive())
 
     def drain(self) -> int:
         """Takes no new work from now on; requests that still run."""
@@ -84,6 +87,8 @@ class WorkerHost:
         except Exception as error:
             logger.exception("the worker could not start")
             self._serving.set_exception(error)
+            if self._worker is not None:
+                await self._worker.stop()
             return
         self._serving.set_result(endpoint)
         await self._stopped.wait()

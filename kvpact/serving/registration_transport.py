@@ -73,7 +73,7 @@ class Registrar:
         request.CopyFrom(self._registration)
         request.load.CopyFrom(codec.encode_load(self._load()))
         response = await self._stub.Register(request, timeout=CALL_DEADLINE_S)
-        return float(response.heartbeat_interval.ToTimedelta().total_seconds())
+        return codec.decode_seconds(response.heartbeat_interval, "heartbeat_interval")
 
     async def _beat(self) -> float | None:
         request = coordinator_pb2.HeartbeatRequest(
@@ -87,7 +87,9 @@ class Registrar:
             return await call()
         except grpc.aio.AioRpcError as error:
             logger.warning("coordinator answered %s: %s", error.code().name, error.details())
-            return None
+        except Exception:
+            logger.exception("announcing this worker failed; it is tried again")
+        return None
 
     async def _pause(self, seconds: float) -> bool:
         """Waits; true when stopped meanwhile."""

@@ -31,7 +31,9 @@ def run_worker(role: Role, build: BuildWorker) -> None:
 
     def serve(
         config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
-        model: Annotated[str | None, typer.Option(help="Model folder, or smollm2.")] = None,
+        model: Annotated[
+            str | None, typer.Option(help="Model folder, GGUF file, hub id, or smollm2.")
+        ] = None,
         name: Annotated[str, typer.Option(help="Name of this worker, stable over restarts.")] = f"{role}-0",
         coordinator: Annotated[str | None, typer.Option(help="host:port at which to register.")] = None,
         port: Annotated[

@@ -10,6 +10,7 @@ import grpc
 from kvpact.config import RoleConfig
 from kvpact.handoff.messages import WorkerDescription
 from kvpact.handoff.service import WorkerFacts, WorkerService
+from kvpact.serving.exposure import check_advertised, check_plaintext
 from kvpact.serving.registration_transport import Registrar
 from kvpact.serving.server_transport import WorkerServer
 from kvpact.v1 import handoff_pb2_grpc
@@ -41,12 +42,19 @@ class WorkerFront:
         self._registrar: Registrar | None = None
 
     async def start(self) -> str:
-        """Serves, then registers where there is a coordinator; advertised host:port. Raises Unavailable."""
+        """Serves, then registers where there is a coordinator; advertised host:port.
+
+        Raises:
+            BadRequest: others could reach it, and that isn't said to be meant.
+            Unavailable: the address can't be bound.
+        """
+        role = self._role
+        check_plaintext("bind", role.bind, insecure=role.insecure)
+        check_advertised("bind", role.bind, role.advertise_host)
         server = WorkerServer()
         server.add(self._add_service)
         service = WorkerService(self._facts)
         server.add(lambda to: handoff_pb2_grpc.add_WorkerServiceServicer_to_server(service, to))
-        role = self._role
         endpoint = await server.start(bind=role.bind, port=role.port, advertise_host=role.advertise_host)
         self._server = server
         if self._coordinator is not None:

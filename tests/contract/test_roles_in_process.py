@@ -133,6 +133,47 @@ async def test_giving_a_computation_up_ends_it_as_unavailable(pair: InProcessPai
         await prefill()
 
 
+async def test_release_while_an_order_waits_for_its_turn_ends_it(pair: InProcessPair) -> None:
+    job = prefill_job(pair)
+    pair.prefiller._slots = asyncio.Semaphore(0)
+    waiting = asyncio.ensure_future(anext(pair.prefiller.prefill(job)))
+    await asyncio.sleep(0)
+    assert pair.prefiller.give_up(job.handoff_id)
+    with pytest.raises(Unavailable, match="was released"):
+        await waiting
+    assert pair.prefiller.jobs() == 0
+
+
+async def test_an_order_that_comes_after_its_release_is_fenced(pair: InProcessPair) -> None:
+    job = prefill_job(pair)
+    assert not pair.prefiller.give_up(job.handoff_id)
+    with pytest.raises(Fenced, match="can't be computed"):
+        await anext(pair.prefiller.prefill(job))
+
+
+async def test_the_same_order_twice_is_fenced_and_the_first_goes_on(pair: InProcessPair) -> None:
+    job = prefill_job(pair)
+    async with contextlib.aclosing(pair.prefiller.prefill(job)) as first:
+        await anext(first)
+        with pytest.raises(Fenced, match="can't be computed"):
+            await anext(pair.prefiller.prefill(job))
+        assert pair.prefiller.jobs() == 1
+        assert isinstance(await anext(first), Committed)
+    await pair.receiver.release(job.handoff_id, "nobody decodes it")
+
+
+async def test_a_stale_order_for_an_older_life_leaves_the_newer_connection_alone(pair: InProcessPair) -> None:
+    await pair.connect()
+    stale = prefill_job(pair)
+    assert stale.decode is not None
+    older = dataclasses.replace(stale.decode.life, incarnation=new_incarnation())
+    stale = dataclasses.replace(stale, decode=dataclasses.replace(stale.decode, life=older))
+    with pytest.raises(Fenced, match="another life"):
+        await anext(pair.prefiller.prefill(stale))
+    handoff_id, _ = await committed(pair)
+    await pair.receiver.release(handoff_id, "nobody decodes it")
+
+
 async def test_another_life_of_the_prefill_worker_is_fenced(pair: InProcessPair) -> None:
     job = prefill_job(pair)
     other = dataclasses.replace(job.prefill, incarnation=new_incarnation())

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvpact.engine.engine import Engine
-from kvpact.engine.requests import EngineEvent, TokenComputed
+from kvpact.engine.requests import EngineEvent, SequenceFailed, TokenComputed
 from kvpact.engine.stream import stream
 from kvpact.errors import BadRequest, Unavailable
-from kvpact.types import FinishReason
+from kvpact.types import FinishReason, Sampling
 from tests.fakes import load_engine, make_request, make_tiny_model, prompt_of, run_by_hand
 
 PATIENCE_S = 30
@@ -112,3 +112,61 @@ async def test_a_stream_that_ended_leaves_held_blocks_to_release(engine: Engine)
     assert engine.pool.counts().free == engine.pool.total - 2
     engine.release(events[0].sequence_id)
     assert engine.pool.counts().free == engine.pool.total
+
+
+def test_a_sequence_whose_logits_are_no_numbers_fails_alone(folder: Path) -> None:
+    engine = load_engine(folder)
+    events: dict[str, list[EngineEvent]] = {"spoiled": [], "sound": []}
+    spoiled = engine.submit(make_request(prompt_of(9), 3), events["spoiled"].append)
+    engine.submit(make_request(prompt_of(12), 3), events["sound"].append)
+    run = engine._runner.run
+
+    def with_a_nan(batch: object) -> object:
+        logits = run(batch)  # type: ignore[arg-type]
+        return {key: row * float("nan") if key == spoiled else row for key, row in logits.items()}
+
+    engine._runner.run = with_a_nan  # type: ignore[method-assign,assignment]
+    while engine.step():
+        continue
+    assert [type(event) for event in events["spoiled"]] == [SequenceFailed]
+    assert [type(event) for event in events["sound"]] == [TokenComputed] * 3
+    assert engine.pool.counts().free == engine.pool.total
+    engine.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_engine_whose_thread_ended_says_so_and_leaves_nobody_waiting(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = load_engine(folder)
+    events: queue.Queue[EngineEvent] = queue.Queue()
+    engine.submit(make_request(prompt_of(9), 30), events.put)
+
+    def broken() -> bool:
+        raise RuntimeError("a defect of the scheduler")
+
+    engine.step = broken  # type: ignore[method-assign]
+    engine.start()
+    failed = events.get(timeout=PATIENCE_S)
+    assert isinstance(failed, SequenceFailed)
+    assert isinstance(failed.error, Unavailable)
+    with pytest.raises(Unavailable):
+        engine.submit(make_request(prompt_of(9), 3), events.put)
+    engine.close()
+    assert not engine.alive()
+    assert engine.pool.counts().free == engine.pool.total
+    assert "a defect of the scheduler" in caplog.text
+
+
+def test_an_ignored_end_token_stays_ignored_beside_named_stop_tokens(folder: Path) -> None:
+    engine = load_engine(folder)
+    (free,) = run_by_hand(engine, make_request(prompt_of(20), 12))
+    end = free.token_ids[3]
+    engine.eos_token_ids = frozenset({end})
+    never = next(token for token in range(200) if token not in free.token_ids)
+    sampling = Sampling(max_output_tokens=12, ignore_eos=True, stop_token_ids=frozenset({never}))
+    (found,) = run_by_hand(engine, make_request(prompt_of(20), 12, sampling=sampling))
+    assert found.token_ids == free.token_ids
+    (stopped,) = run_by_hand(engine, make_request(prompt_of(20), 12, sampling=Sampling(max_output_tokens=12)))
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
+    engine.close()
