@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.coordinator import Coordinator
 from kvpact.config import Config, load_config
-from kvpact.errors import KvpactError
+from kvpact.errors import BadRequest, KvpactError
 
 
 def main() -> None:
@@ -21,7 +21,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         config = load_config(arguments.config, _flags(arguments))
-        asyncio.run(_serve(config, Path(config.model), arguments.grpc_host, arguments.grpc_port))
+        folder = _model_folder(config.model)
+        asyncio.run(_serve(config, folder, arguments.grpc_host, arguments.grpc_port))
     except KvpactError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from error
@@ -37,6 +38,18 @@ async def _serve(config: Config, folder: Path, grpc_host: str, grpc_port: int) -
     sys.stdout.flush()
     await stopped.wait()
     await coordinator.stop()
+
+
+def _model_folder(model: str) -> Path:
+    """Raises BadRequest where it is no folder: what unpacks shipped models isn't loaded in this process."""
+    folder = Path(model)
+    if not folder.is_dir():
+        raise BadRequest(
+            f"model is {model!r}, which is no folder; give one that holds tokenizer.json and config.json by "
+            "--model FOLDER, or run `kvpact up`, which unpacks a model that is shipped",
+            param="model",
+        )
+    return folder
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:

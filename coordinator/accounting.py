@@ -33,7 +33,7 @@ class Account:
             return
         self._metrics.request_ended(
             endpoint=self._endpoint,
-            finish_reason=self._finish_reason.value,
+            finish_reason=self._finish_reason,
             tokens=self._tokens,
             ttft_s=self.ttft_s,
             e2e_s=self._last_s - self._start_s,
@@ -46,7 +46,7 @@ class Account:
         now = self._clock.now()
         if self._tokens == 0:
             self.ttft_s = now - self._start_s
-            self._metrics.first_token(self.ttft_s)
+            self._metrics.first_tokens(count, self.ttft_s)
         else:
             self._metrics.next_tokens(count, now - self._last_s)
         self._last_s = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
@@ -17,6 +18,10 @@ from kvpact.metrics import Metrics
 from kvpact.types import FinishReason, HandoffId, Sampling
 
 logger = logging.getLogger(__name__)
+
+PREFILL_END_S = 1.0
+"""After the last token the prefill worker gets this long to end its stream, then the call is cancelled."""
+LOST_AFTER_COMMIT = "lost_after_commit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class Attempt:
         self._token_ids = request.prompt + sent
         self._on_commit = on_commit
         self._committed = False
+        self.workers_answered = False
+        """Whether it failed though both workers answered: it says nothing about other requests."""
 
     async def run(self) -> AsyncGenerator[DecodedTokens, None]:
         """Yields tokens to the sequence's end; on any other way out the handoff is released on both sides."""
@@ -67,6 +74,7 @@ class Attempt:
             async with contextlib.aclosing(self._tokens()) as produced:
                 async for tokens in produced:
                     if tokens.finish_reason is FinishReason.CANCELLED:
+                        self.workers_answered = True
                         raise Unavailable("a worker gave the sequence up")
                     if tokens.finish_reason is not None:
                         result = "DONE"
@@ -83,8 +91,14 @@ class Attempt:
             self._fleet.assign(lives, -1)
             if result != "DONE":
                 self._releases.give_up(workers, self._handoff_id, result.lower())
-                if self._decode is not None and not self._committed:
-                    self._metrics.handoff_ended(result.lower())
+                self._count(result)
+
+    def _count(self, result: str) -> None:
+        """Counts a handoff that came to nothing; one that the client no longer wanted did commit."""
+        if self._decode is not None and not self._committed:
+            self._metrics.handoff_ended(result.lower())
+        elif self._committed and result != "CANCELLED":
+            self._metrics.handoff_ended(LOST_AFTER_COMMIT)
 
     async def _tokens(self) -> AsyncGenerator[DecodedTokens, None]:
         port = self._fleet.prefill_port(self._prefill.life)
@@ -139,7 +153,10 @@ class Attempt:
 async def _finish(events: Stream[PrefillEvent]) -> None:
     """Lets the prefill worker end by itself. What fails there now no longer matters: its work is done."""
     try:
-        async for event in events:
-            logger.warning("unexpected prefill event after the first token: %s", type(event).__name__)
+        async with asyncio.timeout(PREFILL_END_S):
+            async for event in events:
+                logger.warning("unexpected prefill event after the first token: %s", type(event).__name__)
+    except TimeoutError:
+        logger.warning("a prefill stream is cancelled that didn't end within %g s", PREFILL_END_S)
     except KvpactError as error:
         logger.info("prefill stream ended after its first token with: %s", error)

@@ -10,7 +10,8 @@ from typing import cast
 from coordinator.ports import DecodePort, PrefillPort, RegisteredWorker, Transport, WorkerPort
 from coordinator.registry import PairKey, Registry, Snapshot
 from kvpact.clock import Clock
-from kvpact.errors import KvpactError, Unavailable
+from kvpact.contract.explain import render_verdict
+from kvpact.errors import ContractRefused, DataLoss, KvpactError, Unavailable
 from kvpact.metrics import Metrics
 from kvpact.types import Role, Verdict, WorkerLife, WorkerLoad
 
@@ -21,6 +22,8 @@ SILENCE_S = 5.0
 """A worker that says nothing for this long is gone."""
 SETTLING_S = 30.0
 """After workers came or went, a request waits up to this long for a pair before it is turned away."""
+QUARANTINE_S = 30.0
+"""A pair whose data failed a check is paired anew after this long; with another life of either, at once."""
 
 
 def pairing_delay_s(failures: int) -> float:
@@ -79,7 +82,7 @@ class Fleet:
             )
             self._ports[worker.life] = self._open(worker)
             self._note_change()
-        self._pair_pending()
+        self.pair_due()
 
     def heartbeat(self, life: WorkerLife, load: WorkerLoad) -> bool:
         """Takes a sign of life; false where the worker has to register again."""
@@ -100,7 +103,21 @@ class Fleet:
         """Takes a pair out of use after a failure and pairs it anew."""
         if self._registry.set_aside(key, str(error)):
             self._note_change()
-            self._pair_pending()
+            self.pair_due()
+
+    def quarantine(self, key: PairKey, error: KvpactError) -> None:
+        """Takes a pair out of use for QUARANTINE_S after its data failed a check."""
+        if not self._registry.quarantine(key, str(error), self._clock.now() + QUARANTINE_S):
+            return
+        logger.warning("%s are in quarantine for %g s: %s", _names(key), QUARANTINE_S, error)
+        self._metrics.pair_quarantined(error.reason.lower())
+        self._wake()
+
+    def pair_due(self) -> None:
+        """Begins to pair every pair that waits for it and isn't in quarantine."""
+        for key in self._registry.unpaired(self._clock.now()):
+            if key not in self._pairing:
+                self._pairing[key] = asyncio.create_task(self._pair(key), name="pairing")
 
     def assign(self, lives: list[WorkerLife], change: int) -> None:
         """Adds `change` to the requests that these workers hold."""
@@ -154,11 +171,6 @@ class Fleet:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def _pair_pending(self) -> None:
-        for key in self._registry.unpaired():
-            if key not in self._pairing:
-                self._pairing[key] = asyncio.create_task(self._pair(key), name="pairing")
-
     async def _pair(self, key: PairKey) -> None:
         try:
             await self._pair_until_settled(key)
@@ -166,34 +178,48 @@ class Fleet:
             del self._pairing[key]
 
     async def _pair_until_settled(self, key: PairKey) -> None:
-        """Tries until the pair has a verdict or one of the two is gone."""
+        """Tries until the pair has a verdict, is in quarantine, or one of the two is gone."""
         failures = 0
-        while (decode := self._registry.find(key.decode)) and self._registry.find(key.prefill):
+        while (decode := self._registry.find(key.decode)) and self._is_due(key):
             try:
                 verdict = await self.prefill_port(key.prefill).connect(decode.worker)
-            except KvpactError as error:
+            except (DataLoss, ContractRefused) as error:
+                self.quarantine(key, error)
+                return
+            except Exception as error:  # whatever it is, the pair must not wait for ever
                 failures += 1
-                self._registry.set_aside(key, str(error))
-                logger.warning("pairing %s failed, try %d: %s", _names(key), failures, error)
+                self._registry.set_aside(key, _trouble(error))
+                unexpected = error if not isinstance(error, KvpactError) else None
+                logger.warning(
+                    "pairing %s failed, try %d: %s", _names(key), failures, error, exc_info=unexpected
+                )
                 await asyncio.sleep(self._delay_s(failures))
                 continue
-            self._registry.record_verdict(key, verdict)
-            self._metrics.differences_found(verdict.differences)
-            _log_verdict(key, verdict)
-            self._wake()
-            return
+            if self._is_due(key):
+                self._record(key, verdict)
+
+    def _is_due(self, key: PairKey) -> bool:
+        return self._registry.is_due(key, self._clock.now())
+
+    def _record(self, key: PairKey, verdict: Verdict) -> None:
+        self._registry.record_verdict(key, verdict)
+        self._wake()
+        self._metrics.differences_found(verdict.differences)
+        logger.info("pair %s: %s", _names(key), render_verdict(verdict))
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
-            self.expire_silent()
+            try:
+                self.expire_silent()
+                self.pair_due()
+            except Exception:
+                logger.exception("a look at the fleet failed; the next one is in %g s", HEARTBEAT_INTERVAL_S)
 
 
 def _names(key: PairKey) -> str:
     return f"{key.prefill.worker} with {key.decode.worker}"
 
 
-def _log_verdict(key: PairKey, verdict: Verdict) -> None:
-    from kvpact.contract.explain import render_verdict
-
-    logger.info("pair %s: %s", _names(key), render_verdict(verdict))
+def _trouble(error: Exception) -> str:
+    return str(error) if isinstance(error, KvpactError) else f"internal error, {type(error).__name__}"

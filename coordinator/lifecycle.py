@@ -2,8 +2,8 @@
 
     place -> Prefill stream -> (commit) first token -> Decode stream -> tokens
 
-A failure gives the handoff up and, at most once without a new token in between, goes on elsewhere under a new
-handoff id: with the prompt alone, or with the prompt and the tokens that the user already has.
+A failure gives the handoff up and, where another attempt may work, goes on elsewhere under a new handoff id:
+with the prompt alone, or with the prompt and the tokens that the user already has.
 """
 
 from __future__ import annotations
@@ -16,20 +16,11 @@ from collections.abc import AsyncGenerator, Callable
 from coordinator.attempt import Attempt, GenerationRequest
 from coordinator.fleet import SETTLING_S, Fleet
 from coordinator.ports import Committed
-from coordinator.registry import PairKey
 from coordinator.releases import Releases
+from coordinator.retries import CORRUPTING, ELSEWHERE, Retries
 from coordinator.router import Placement, choose_pair, choose_prefill
 from kvpact.clock import Clock
-from kvpact.errors import (
-    ContractRefused,
-    DataLoss,
-    Exhausted,
-    Fenced,
-    KvpactError,
-    NoCompatiblePair,
-    Unavailable,
-    UnknownHandoff,
-)
+from kvpact.errors import Exhausted, Fenced, KvpactError, NoCompatiblePair, Unavailable
 from kvpact.handoff.messages import DecodedTokens
 from kvpact.metrics import Metrics
 from kvpact.types import FinishReason, HandoffId
@@ -38,10 +29,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 1024
 """Requests at once; further ones are turned away."""
-ELSEWHERE = (Unavailable, Fenced, DataLoss, UnknownHandoff, ContractRefused)
-"""Failures of workers, not of the request: another attempt may work."""
-FOR_GOOD = (DataLoss, ContractRefused)
-"""Of these, the failures after which a request keeps away from the pair."""
 
 
 class Lifecycle:
@@ -73,7 +60,7 @@ class Lifecycle:
 
         Raises:
             NoCompatiblePair: no two workers agreed on a cache.
-            Exhausted: too many requests run.
+            Exhausted: too many requests run, or two decode workers in a row were full.
             KvpactError: the request failed on the workers, twice where another try was worth it.
         """
         if self._running >= MAX_RUNNING:
@@ -93,70 +80,69 @@ class Lifecycle:
         self, request: GenerationRequest, on_commit: Callable[[Committed], None]
     ) -> AsyncGenerator[DecodedTokens, None]:
         sent: list[int] = []
-        failure: KvpactError | None = None
-        barred: set[PairKey] = set()
-        may_retry = True
+        retries = Retries()
         finished = False
         while not finished:
             if len(sent) == request.sampling.max_output_tokens:
                 yield DecodedTokens(token_ids=(), finish_reason=FinishReason.LENGTH)
                 return
-            placement = await self._place(request, len(sent), barred, failure)
+            placement = await self._place(request, len(sent), retries)
+            attempt = Attempt(
+                self._fleet,
+                self._releases,
+                self._metrics,
+                request=request,
+                placement=placement,
+                handoff_id=self._new_handoff_id(),
+                sent=tuple(sent),
+                on_commit=on_commit,
+            )
             try:
-                attempt = Attempt(
-                    self._fleet,
-                    self._releases,
-                    self._metrics,
-                    request=request,
-                    placement=placement,
-                    handoff_id=self._new_handoff_id(),
-                    sent=tuple(sent),
-                    on_commit=on_commit,
-                )
                 async with contextlib.aclosing(attempt.run()) as produced:
                     async for tokens in produced:
                         sent.extend(tokens.token_ids)
-                        may_retry = may_retry or bool(tokens.token_ids)
+                        if tokens.token_ids:
+                            retries.progressed()
                         finished = finished or tokens.finish_reason is not None
                         yield tokens
             except ELSEWHERE as error:
-                self._blame(placement, error, barred)
-                if not may_retry:
+                if not attempt.workers_answered:
+                    self._blame(placement, error)
+                if not retries.failed(placement, error):
                     raise
                 logger.warning(
                     "request %s goes elsewhere after %d tokens: %s", request.request_id, len(sent), error
                 )
-                failure, may_retry = error, False
 
-    def _blame(self, placement: Placement, error: KvpactError, barred: set[PairKey]) -> None:
+    def _blame(self, placement: Placement, error: KvpactError) -> None:
+        """Takes the pair out of use where the failure says that others would fail on it too."""
         key = placement.key()
-        keys = (
-            [key]
-            if key
-            else [p.key for p in self._fleet.snapshot().pairs if p.key.prefill == placement.prefill.life]
-        )
-        for each in keys:
-            self._fleet.suspect(each, error)
-        if key is not None and isinstance(error, FOR_GOOD):
-            barred.add(key)
+        if isinstance(error, CORRUPTING):
+            if key is not None:
+                self._fleet.quarantine(key, error)
+        elif isinstance(error, (Unavailable, Fenced)):
+            prefill = placement.prefill.life
+            pairs = [pair.key for pair in self._fleet.snapshot().pairs if pair.key.prefill == prefill]
+            for each in [key] if key else pairs:
+                self._fleet.suspect(each, error)
 
-    async def _place(
-        self, request: GenerationRequest, sent: int, barred: set[PairKey], failure: KvpactError | None
-    ) -> Placement:
+    async def _place(self, request: GenerationRequest, sent: int, retries: Retries) -> Placement:
         """Picks workers; waits while the fleet settles after workers came or went.
 
         Raises what kept it from finding any, or the failure that made it look again.
         """
         one_token = request.sampling.max_output_tokens - sent == 1
-        deadline_s = self._clock.now() + (SETTLING_S if not isinstance(failure, FOR_GOOD) else 0.0)
+        deadline_s = self._clock.now() + (SETTLING_S if retries.may_wait() else 0.0)
         while True:
             snapshot = self._fleet.snapshot()
             try:
-                return choose_prefill(snapshot) if one_token else choose_pair(snapshot, barred)
+                if one_token:
+                    return choose_prefill(snapshot)
+                return choose_pair(snapshot, retries.barred(snapshot))
             except KvpactError as error:
                 patience_s = min(self._fleet.settling_s(), deadline_s - self._clock.now())
                 if isinstance(error, NoCompatiblePair) or patience_s <= 0:
-                    raise (failure or error) from error
+                    raise (retries.failure or error) from error
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await self._fleet.change()

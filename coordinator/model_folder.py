@@ -1,4 +1,4 @@
-"""What the coordinator reads of a model: tokenizer, chat template, end tokens, context. No weights."""
+"""What the coordinator reads of a model: tokenizer, chat template, sizes. No weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelText:
         """Reads the folder.
 
         Raises:
-            UnreadableSource: a file is missing or can't be read.
+            UnreadableSource: a file is missing, can't be read, or lacks a number.
             BadRequest: `max_model_len` is above what the model has.
         """
         config = _read_json(folder, "config.json")
@@ -45,11 +45,10 @@ class ModelText:
         self._ends = self._find_ends(settings)  # None: tokenizer.json's own post-processor decides
         self._template = _read_template(folder, settings, self._special)
         self._byte_level = ByteLevelVocabulary(self._tokenizer) if _is_byte_level(self._tokenizer) else None
-        self.vocabulary = int(config.get("vocab_size") or self._tokenizer.get_vocab_size(True))
+        self.vocabulary = _vocabulary(config)
         """Token ids are in [0, vocabulary)."""
         self.context = _context(config, max_model_len)
         """Prompt and output tokens of one request, at most."""
-        self.eos_token_ids = self._find_eos(folder, config)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Tokens of a text, with the special tokens that transformers would add."""
@@ -96,29 +95,46 @@ class ModelText:
         token_id = self._tokenizer.token_to_id(self._special[name]) if name in self._special else None
         return () if token_id is None else (token_id,)
 
-    def _find_eos(self, folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
-        generation = _read_json(folder, "generation_config.json", needed=False)
-        for source in (generation, config):
-            found = source.get("eos_token_id")
-            if found is not None:
-                return frozenset(found if isinstance(found, list) else [found])
-        return frozenset(self._special_id("eos_token"))
+
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    size = _count(config, "vocab_size")
+    if size is None:
+        raise UnreadableSource(
+            "config.json has no vocab_size; add it", source="config.json", key="vocab_size"
+        )
+    return size
 
 
 def _context(config: Mapping[str, Any], max_model_len: int | None) -> int:
-    own = config.get("max_position_embeddings")
-    if own is None and max_model_len is None:
-        raise UnreadableSource(
-            "config.json has no max_position_embeddings; set max_model_len",
-            source="config.json",
-            key="max_position_embeddings",
-        )
-    if own is not None and max_model_len is not None and max_model_len > own:
+    own = _count(config, "max_position_embeddings")
+    if own is None:
+        if max_model_len is None:
+            raise UnreadableSource(
+                "config.json has no max_position_embeddings; set max_model_len",
+                source="config.json",
+                key="max_position_embeddings",
+            )
+        return max_model_len
+    if max_model_len is not None and max_model_len > own:
         raise BadRequest(
             f"max_model_len is {max_model_len}, but the model has {own} positions; set at most {own}",
             param="max_model_len",
         )
-    return int(max_model_len or own or 0)
+    return own if max_model_len is None else max_model_len
+
+
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    """A number of config.json; None where it is absent. Raises UnreadableSource unless it is 1 or more."""
+    found = config.get(key)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise UnreadableSource(
+            f"config.json has {key} {found!r}, expected an integer of 1 or more",
+            source="config.json",
+            key=key,
+        )
+    return found
 
 
 def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any]:
@@ -127,7 +143,7 @@ def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any
         return {}
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UnreadableSource(
             f"can't read {path}: {why}; expected a JSON object", source=str(path)
@@ -156,17 +172,18 @@ def _read_template(
     folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
-    source: Any = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
-    if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source}
-        source = named.get("default")
-    if not source:
-        return None
     try:
-        return ChatTemplate(str(source), special)
-    except TemplateError as error:
+        source: Any = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+        if isinstance(source, list):
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        if not source:
+            return None
+        if not isinstance(source, str):
+            raise TypeError(f"found a {type(source).__name__}, expected text")
+        return ChatTemplate(source, special)
+    except (OSError, UnicodeDecodeError, TemplateError, TypeError, KeyError) as error:
         raise UnreadableSource(
-            f"the chat template in {folder} doesn't compile: {error}", source=str(path)
+            f"can't use the chat template in {folder}: {type(error).__name__}: {error}", source=str(path)
         ) from error
 
 

@@ -34,10 +34,14 @@ class PairState:
     key: PairKey
     verdict: Verdict | None = None
     trouble: str | None = None
+    quarantine_end_s: float | None = None
+    """When it may be paired anew after its data failed a check. None: as soon as possible."""
 
     def word(self) -> str:
-        """Verdict's word, or `pending`."""
-        return self.verdict.word.value if self.verdict else "pending"
+        """Verdict's word, `quarantined` or `pending`."""
+        if self.verdict is not None:
+            return self.verdict.word.value
+        return "pending" if self.quarantine_end_s is None else "quarantined"
 
     def usable(self) -> bool:
         """Whether a request may be routed to it."""
@@ -64,22 +68,21 @@ class Registry:
     _pairs: dict[PairKey, PairState] = field(default_factory=dict)
 
     def register(self, worker: RegisteredWorker, load: WorkerLoad, now: float) -> RegisteredWorker | None:
-        """Makes a worker known; gives the other life of its name that it replaced, if any.
+        """Makes a worker known; gives what was known under its name and is replaced, if anything is.
 
-        A worker that registers again as it was keeps its pairs.
+        A worker that registers again as it was keeps its pairs. Another life, endpoint, role or contract is
+        paired anew.
         """
         known = self._workers.get(worker.life.worker)
-        same = (
-            known is not None
-            and known.worker.life == worker.life
-            and known.worker.endpoint == worker.endpoint
-        )
-        if known is not None and same:
+        if known is not None and known.worker == worker:
             self._workers[worker.life.worker] = replace(known, load=load, last_seen_s=now)
             return None
+        assigned = known.assigned if known is not None and known.worker.life == worker.life else 0
         if known is not None:
             self._forget(known.worker)
-        self._workers[worker.life.worker] = WorkerState(worker=worker, load=load, assigned=0, last_seen_s=now)
+        self._workers[worker.life.worker] = WorkerState(
+            worker=worker, load=load, assigned=assigned, last_seen_s=now
+        )
         for key in self._new_keys(worker):
             self._pairs[key] = PairState(key=key)
         return known.worker if known is not None else None
@@ -105,10 +108,17 @@ class Registry:
             self._pairs[key] = PairState(key=key, verdict=verdict)
 
     def set_aside(self, key: PairKey, trouble: str) -> bool:
-        """Takes a pair out of use until its next verdict; false if it is unknown."""
+        """Takes a pair out of use until its next verdict; false if it is unknown. A quarantine stays."""
         if key not in self._pairs:
             return False
-        self._pairs[key] = PairState(key=key, trouble=trouble)
+        self._pairs[key] = replace(self._pairs[key], verdict=None, trouble=trouble)
+        return True
+
+    def quarantine(self, key: PairKey, trouble: str, end_s: float) -> bool:
+        """Takes a pair out of use and keeps it from being paired before `end_s`; false if it is unknown."""
+        if key not in self._pairs:
+            return False
+        self._pairs[key] = PairState(key=key, trouble=trouble, quarantine_end_s=end_s)
         return True
 
     def assign(self, lives: Iterable[WorkerLife], change: int) -> None:
@@ -123,9 +133,16 @@ class Registry:
         known = self._workers.get(life.worker)
         return known if known is not None and known.worker.life == life else None
 
-    def unpaired(self) -> list[PairKey]:
-        """Pairs that wait for a verdict."""
-        return [key for key, pair in self._pairs.items() if pair.verdict is None]
+    def unpaired(self, now: float) -> list[PairKey]:
+        """Pairs that wait for a verdict and may be paired."""
+        return [key for key in self._pairs if self.is_due(key, now)]
+
+    def is_due(self, key: PairKey, now: float) -> bool:
+        """Whether both workers live, and their pair has no verdict and isn't in quarantine."""
+        pair = self._pairs.get(key)
+        if pair is None or pair.verdict is not None:
+            return False
+        return pair.quarantine_end_s is None or pair.quarantine_end_s <= now
 
     def snapshot(self) -> Snapshot:
         """All workers and pairs now."""

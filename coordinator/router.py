@@ -66,7 +66,7 @@ def _no_pair(pairs: list[PairState]) -> Exception:
     if pending:
         troubles = sorted(
             {
-                f"{pair.key.prefill.worker} with {pair.key.decode.worker}: {pair.trouble}"
+                f"{pair.key.prefill.worker} with {pair.key.decode.worker}: {_trouble(pair)}"
                 for pair in pending
                 if pair.trouble
             }
@@ -81,6 +81,10 @@ def _no_pair(pairs: list[PairState]) -> Exception:
     return NoCompatiblePair(
         f"no prefill worker and decode worker can share a cache: they differ in {fields}", verdict=verdict
     )
+
+
+def _trouble(pair: PairState) -> str:
+    return f"{pair.trouble}" if pair.quarantine_end_s is None else f"in quarantine: {pair.trouble}"
 
 
 def _cost(pair: PairState, prefill: WorkerState, decode: WorkerState) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvpact.types import Difference, Role, WorkerLoad
+from kvpact.types import Difference, FinishReason, Role, WorkerLoad
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
@@ -30,6 +30,9 @@ class Metrics:
         )
         self._differences = self._counter(
             "kvpact_contract_differences", "Differences found when workers paired.", ("field", "action")
+        )
+        self._quarantines = self._counter(
+            "kvpact_pair_quarantines", "Pairs put in quarantine, by the failed check's reason.", ("reason",)
         )
         self._pairs = Gauge("kvpact_pairs", "Worker pairs by verdict.", ("verdict",), registry=self._registry)
         self._blocks = Gauge(
@@ -59,8 +62,15 @@ class Metrics:
         self._exposed_s.observe(exposed_s)
 
     def handoff_ended(self, result: str) -> None:
-        """Counts one handoff that never committed; `result` is an error's reason or `cancelled`."""
+        """Counts one handoff that came to nothing.
+
+        `result` is an error's reason or `cancelled`; `lost_after_commit` is counted besides its `committed`.
+        """
         self._handoffs.labels(result).inc()
+
+    def pair_quarantined(self, reason: str) -> None:
+        """Counts one pair that is put in quarantine."""
+        self._quarantines.labels(reason).inc()
 
     def differences_found(self, differences: Iterable[Difference]) -> None:
         """Counts the differences of one verdict."""
@@ -74,11 +84,11 @@ class Metrics:
         self._vllm.request_prompt_tokens.observe(prompt_tokens)
         self._vllm.request_max_tokens.observe(max_output_tokens)
 
-    def first_token(self, seconds: float) -> None:
-        """Observes the time from acceptance to the first token."""
+    def first_tokens(self, count: int, seconds: float) -> None:
+        """Observes a request's first `count` >= 1 tokens, which came together `seconds` after acceptance."""
         self._latencies["ttft"].observe(seconds)
         self._vllm.ttft.observe(seconds)
-        self._vllm.generation_tokens.inc()
+        self._vllm.generation_tokens.inc(count)
 
     def next_tokens(self, count: int, seconds: float) -> None:
         """Observes `count` >= 1 tokens that came together `seconds` after the ones before."""
@@ -88,12 +98,17 @@ class Metrics:
         self._vllm.generation_tokens.inc(count)
 
     def request_ended(
-        self, *, endpoint: str, finish_reason: str, tokens: int, ttft_s: float, e2e_s: float
+        self, *, endpoint: str, finish_reason: FinishReason, tokens: int, ttft_s: float, e2e_s: float
     ) -> None:
-        """Counts one prompt that ended well or was cancelled; times in seconds from acceptance."""
+        """Counts one prompt that ended well or was cancelled; times in seconds from acceptance.
+
+        A cancelled one is no success, and its length and duration are its client's doing.
+        """
         self._vllm.running.dec()
-        self._requests.labels(endpoint, finish_reason, "").inc()
-        self._vllm.success.labels(finish_reason).inc()
+        self._requests.labels(endpoint, finish_reason.value, "").inc()
+        if finish_reason is FinishReason.CANCELLED:
+            return
+        self._vllm.success.labels(finish_reason.value).inc()
         if tokens == 0:
             return
         self._latencies["e2e"].observe(e2e_s)
@@ -108,7 +123,7 @@ class Metrics:
         self._requests.labels(endpoint, "", code).inc()
 
     def exposition(self, *, pairs: Iterable[str], loads: Iterable[tuple[Role, str, WorkerLoad]]) -> bytes:
-        """All metrics as text. `pairs`: verdict words or `pending`; `loads`: (role, worker, load)."""
+        """All metrics as text. `pairs`: PairState's words; `loads`: (role, worker, load)."""
         self._pairs.clear()
         for word in pairs:
             self._pairs.labels(word).inc()

@@ -161,7 +161,8 @@ class Script:
     def output(self, index: int, sampling: Sampling) -> tuple[int, FinishReason | None]:
         """Output token `index`, counted from the original prompt's end, and whether it is the last."""
         token = self.reply[index]
-        if token in sampling.stop_token_ids:
+        own = frozenset() if sampling.ignore_eos else frozenset({EOS})
+        if token in sampling.stop_token_ids | own:
             return token, FinishReason.STOP
         return token, FinishReason.LENGTH if index + 1 == sampling.max_output_tokens else None
 
@@ -272,6 +273,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.connects = 0
         self.hold = False
         """Whether Prefill waits for ever before the first token."""
+        self.linger = False
+        """Whether Prefill never ends its stream by itself."""
 
     def _add(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
@@ -300,6 +303,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 if hands_over:
                     yield prefill_pb2.PrefillResponse(committed=_committed())
                 yield prefill_pb2.PrefillResponse(first_token=self._first(request))
+                if self.linger:
+                    await asyncio.Event().wait()
             ended = True
         finally:
             if not ended:
@@ -361,6 +366,8 @@ class FakeCluster:
     """A coordinator that serves, with its fake workers."""
 
     coordinator: Coordinator
+    clock: ManualClock
+    """The coordinator's."""
     url: str
     grpc_endpoint: str
     script: Script
@@ -397,11 +404,13 @@ async def fake_cluster(
 ) -> AsyncIterator[FakeCluster]:
     """Starts everything on free ports and ends it; `prepare` may change the fakes before they register."""
     config = Config(model="fake", api=ApiConfig(port=0, **api))
-    coordinator = Coordinator(config, folder, clock=ManualClock())  # fakes don't beat and must not expire
+    clock = ManualClock()  # fakes don't beat and must not expire
+    coordinator = Coordinator(config, folder, clock=clock)
     http_port, endpoint = await coordinator.start()
     script = Script()
     cluster = FakeCluster(
         coordinator=coordinator,
+        clock=clock,
         url=f"http://127.0.0.1:{http_port}",
         grpc_endpoint=endpoint,
         script=script,

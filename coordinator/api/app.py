@@ -16,7 +16,7 @@ from coordinator.api.generation import chat, complete
 from coordinator.api.middleware import TOO_LARGE, BodyTooLarge, Gate
 from coordinator.api.requests import ChatBody, CompletionBody
 from coordinator.api.status import add_status_routes
-from kvpact.errors import KvpactError
+from kvpact.errors import BadRequest, KvpactError
 
 COUNTED = ("/v1/completions", "/v1/chat/completions")
 """Routes whose errors are counted as requests."""
@@ -71,7 +71,8 @@ def _add_error_handlers(app: FastAPI, context: ApiContext) -> None:
 
     @app.exception_handler(KvpactError)
     async def kvpact_error(request: Request, error: KvpactError) -> Response:
-        return answer(request, context.told(error, request))
+        # Workers' errors are answered where the work is; what is left is about the body.
+        return answer(request, context.told(error, request, about_body=isinstance(error, BadRequest)))
 
     @app.exception_handler(RequestValidationError)
     async def wrong_body(request: Request, error: RequestValidationError) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -18,6 +19,8 @@ from kvpact.clock import Clock
 from kvpact.config import Config
 from kvpact.errors import BadRequest, KvpactError
 from kvpact.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,12 @@ class ApiContext:
             return error
         return None
 
-    def told(self, error: KvpactError, request: Request) -> ApiError:
-        """What this client is told of an error."""
-        return from_kvpact(error, with_values=may_see_values(request))
+    def told(self, error: KvpactError, request: Request, *, about_body: bool = False) -> ApiError:
+        """What this client is told of an error; the log has what it isn't told. See from_kvpact."""
+        with_values = may_see_values(request)
+        if not with_values and not about_body:
+            logger.info("request %s: %s: %s", request.state.request_id, error.reason, error)
+        return from_kvpact(error, with_values=with_values, about_body=about_body)
 
 
 def may_see_values(request: Request) -> bool:

@@ -11,7 +11,20 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kvpact.errors import ERROR_CODES, BadRequest, ContractRefused, Exhausted, KvpactError, NoCompatiblePair
+from kvpact.errors import (
+    ERROR_CODES,
+    BadRequest,
+    ContractRefused,
+    DataLoss,
+    Exhausted,
+    Fenced,
+    KvpactError,
+    NoCompatiblePair,
+    SelfCheckFailed,
+    Unavailable,
+    UnknownHandoff,
+    UnreadableSource,
+)
 from kvpact.types import Difference, Verdict
 
 _TYPES = {
@@ -22,6 +35,21 @@ _TYPES = {
 }
 RETRY_AFTER_S = 1
 MODEL_NOT_FOUND = "model_not_found"
+_AGAIN = "try again"
+TO_STRANGERS: dict[type[KvpactError], str] = {
+    KvpactError: "a worker failed",
+    BadRequest: "the workers can't serve this request as it stands",
+    UnreadableSource: "a worker can't read its model",
+    ContractRefused: "two workers can't share a cache",
+    NoCompatiblePair: "no two workers can share a cache",
+    UnknownHandoff: f"a worker lost this request; {_AGAIN}",
+    Fenced: f"a worker was replaced while it served this request; {_AGAIN}",
+    Exhausted: "the workers have no room now; try again later",
+    DataLoss: f"a check of the data between two workers failed; {_AGAIN}",
+    Unavailable: "no workers can serve this request now; try again later",
+    SelfCheckFailed: "a worker failed its check of itself",
+}
+"""What clients that may see no worker names are told instead of an error's own text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +76,29 @@ class ApiError:
         )
 
 
-def from_kvpact(error: KvpactError, *, with_values: bool) -> ApiError:
-    """What is told of an error. `with_values`: the client may see both sides' values and worker names."""
+def from_kvpact(error: KvpactError, *, with_values: bool, about_body: bool = False) -> ApiError:
+    """What is told of an error.
+
+    `with_values`: the client may see both sides' values and worker names. `about_body`: a BadRequest is about
+    the body alone, so that its text is for everyone.
+    """
     status = ERROR_CODES[type(error)].http
     if isinstance(error, (NoCompatiblePair, ContractRefused)):
         return _no_pair(error.verdict, status, with_values=with_values)
+    message = str(error) if with_values else TO_STRANGERS[type(error)]
     if isinstance(error, BadRequest):
-        status = 404 if error.code == MODEL_NOT_FOUND else status
         return ApiError(
-            status=status, message=str(error), code=error.code or "invalid_value", param=error.param
+            status=404 if error.code == MODEL_NOT_FOUND else status,
+            message=str(error) if about_body else message,
+            code=error.code or "invalid_value",
+            param=error.param,
         )
     headers = {}
     if isinstance(error, Exhausted):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     elif status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return ApiError(status=status, message=str(error), code=error.reason.lower(), headers=headers)
+    return ApiError(status=status, message=message, code=error.reason.lower(), headers=headers)
 
 
 def from_http(error: HTTPException) -> ApiError:

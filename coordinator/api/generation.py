@@ -73,6 +73,8 @@ async def _answer(
         await while_connected(request.receive, _collect(context, jobs, choices))
     except ClientLeft:
         return Response(status_code=CLIENT_LEFT)
+    except KvpactError as error:
+        return _told(context, request, error).response()
     return Response(json.dumps(shape.whole(choices), ensure_ascii=False), media_type="application/json")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from coordinator.api.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody, Message
 from coordinator.attempt import GenerationRequest
 from coordinator.model_folder import ModelText
@@ -17,7 +19,7 @@ from kvpact.errors import BadRequest
 from kvpact.types import Sampling
 
 INLINE_CHARACTERS = 16_384
-"""Longer texts are tokenised off the event loop."""
+"""Longer texts are rendered and tokenised off the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +50,43 @@ async def completion_jobs(
 
 async def chat_job(body: ChatBody, model: ModelText, api: ApiConfig, request_id: str) -> Job:
     """The job of one chat. Raises BadRequest."""
-    text = model.render_chat(
+    limits = {body.max_completion_tokens, body.max_tokens} - {None}
+    if len(limits) > 1:
+        raise BadRequest(
+            f"max_completion_tokens is {body.max_completion_tokens} and max_tokens is {body.max_tokens}; "
+            "they mean the same, give one of them",
+            param="max_completion_tokens",
+        )
+    if _is_long([body.messages, body.chat_template_kwargs]):
+        text = await asyncio.to_thread(_render, body, model)
+    else:
+        text = _render(body, model)
+    prompt = await _tokens(text, model, add_special_tokens=bool(body.add_special_tokens))
+    asked = body.max_completion_tokens or body.max_tokens or api.default_chat_max_tokens
+    return _job(body, model, prompt, asked, request_id, "/v1/chat/completions")
+
+
+def _render(body: ChatBody, model: ModelText) -> str:
+    return model.render_chat(
         [_plain_message(message) for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs or {},
     )
-    prompt = await _tokens(text, model, add_special_tokens=bool(body.add_special_tokens))
-    asked = body.max_completion_tokens or body.max_tokens or api.default_chat_max_tokens
-    return _job(body, model, prompt, asked, request_id, "/v1/chat/completions")
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a value holds more than INLINE_CHARACTERS; what is no text counts as one. Looks no further."""
+    left, pending = INLINE_CHARACTERS, [value]
+    while pending and left >= 0:
+        found = pending.pop()
+        left -= len(found) if isinstance(found, str) else 1
+        if isinstance(found, BaseModel):
+            pending.extend(inner for _, inner in found)
+        elif isinstance(found, dict):
+            pending.extend([*found, *found.values()])
+        elif isinstance(found, list):
+            pending.extend(found)
+    return left < 0
 
 
 def _job(
@@ -69,15 +100,17 @@ def _job(
     _check_prompt(prompt, model, "messages" if isinstance(body, ChatBody) else "prompt")
     table_length = min(len(prompt) + asked, model.context)
     named = _named_stop_tokens(body, model)
-    ends = named | (frozenset() if body.ignore_eos else model.eos_token_ids)
     return Job(
         request=GenerationRequest(
             request_id=request_id,
             endpoint=endpoint,
             prompt=prompt,
             table_length=table_length,
+            # The model's own end tokens are the workers' to know; ignore_eos tells whether they end the text.
             sampling=Sampling(
-                max_output_tokens=table_length - len(prompt), stop_token_ids=ends, ignore_eos=not ends
+                max_output_tokens=table_length - len(prompt),
+                stop_token_ids=named,
+                ignore_eos=bool(body.ignore_eos),
             ),
         ),
         rules=TextRules(

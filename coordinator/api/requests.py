@@ -162,6 +162,17 @@ REFUSED: dict[str, tuple[Harmless, str]] = {
     "guided_choice": (lambda value: False, "guided output is not supported"),
     "guided_grammar": (lambda value: False, "guided output is not supported"),
     "use_beam_search": (_is(False), "beam search is not supported"),
+    "length_penalty": (_is(1), "beam search is not supported"),
+    "spaces_between_special_tokens": (_is(True), "how special tokens are spaced can't be chosen"),
+    "truncate_prompt_tokens": (lambda value: False, "a prompt is never shortened; send a shorter one"),
+    "thinking_token_budget": (lambda value: False, "a budget for reasoning is not supported"),
+    "reasoning_effort": (_is("none"), "an effort for reasoning is not supported; see chat_template_kwargs"),
+    "verbosity": (_is("medium"), "a wish for length is not supported; see max_completion_tokens"),
+    "logits_processors": (_is_empty, "processors of logits are not supported"),
+    "return_tokens_as_token_ids": (_is(False), "token ids come with return_token_ids"),
+    "documents": (_is_empty, "documents are not supported; write them into a message"),
+    "web_search_options": (lambda value: False, "tools are not supported"),
+    "mm_processor_kwargs": (_is_empty, "the only modality is text"),
     "tools": (_is_empty, "tools are not supported"),
     "tool_choice": (_is("none", "auto"), "tools are not supported"),
     "functions": (_is_empty, "tools are not supported"),
@@ -195,9 +206,8 @@ def unknown_fields(body: GenerationBody) -> list[str]:
 
 
 IGNORED = frozenset(
-    {"store", "metadata", "service_tier", "parallel_tool_calls", "reasoning_effort", "priority", "request_id"}
-    | {"session_id", "cache_salt", "kv_transfer_params", "safety_identifier", "prompt_cache_key", "verbosity"}
-    | {"length_penalty", "spaces_between_special_tokens", "truncate_prompt_tokens"}
+    {"store", "metadata", "service_tier", "parallel_tool_calls", "priority", "request_id", "session_id"}
+    | {"cache_salt", "kv_transfer_params", "safety_identifier", "prompt_cache_key", "prediction"}
 )
 """Known fields that change nothing here."""
 

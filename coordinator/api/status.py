@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from coordinator.api.context import ApiContext, may_see_values
 from coordinator.registry import PairState, WorkerState
+from kvpact.contract.jsonform import verdict_to_json
 from kvpact.errors import KvpactError
 from kvpact.handoff.messages import WorkerDescription
 
@@ -21,11 +23,15 @@ def add_status_routes(app: FastAPI, context: ApiContext) -> None:
     _add_admin_routes(app, context)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         snapshot = context.fleet.snapshot()
+        names = _names(snapshot.workers, with_values=may_see_values(request))
         text = context.metrics.exposition(
             pairs=[pair.word() for pair in snapshot.pairs],
-            loads=[(state.worker.role, state.worker.life.worker, state.load) for state in snapshot.workers],
+            loads=[
+                (state.worker.role, name, state.load)
+                for name, state in zip(names, snapshot.workers, strict=True)
+            ],
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -66,10 +72,13 @@ def _add_admin_routes(app: FastAPI, context: ApiContext) -> None:
         return JSONResponse({"workers": await asyncio.gather(*(_worker(context, state) for state in states))})
 
 
-def _pair(pair: PairState, *, with_values: bool) -> dict[str, Any]:
-    from kvpact.contract.jsonform import verdict_to_json
+def _names(workers: Sequence[WorkerState], *, with_values: bool) -> list[str]:
+    """Names of workers, or their places among the known ones for those who may not see names."""
+    return [state.worker.life.worker if with_values else str(place) for place, state in enumerate(workers)]
 
-    shown: dict[str, Any] = verdict_to_json(pair.verdict) if pair.verdict else {"verdict": "pending"}
+
+def _pair(pair: PairState, *, with_values: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = verdict_to_json(pair.verdict) if pair.verdict else {"verdict": pair.word()}
     if not with_values:
         hidden = ("writer", "reader", "explanation")
         differences = [

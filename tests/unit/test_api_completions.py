@@ -127,6 +127,25 @@ async def test_ignore_eos_goes_on(cluster: FakeCluster, client: AsyncOpenAI) -> 
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("()*", "length")
 
 
+async def test_ignore_eos_holds_beside_named_stop_tokens(cluster: FakeCluster, client: AsyncOpenAI) -> None:
+    cluster.script.reply = [10, EOS, 11, 12, EOS, 13, 14]
+    answer = await client.completions.create(
+        model="fake", prompt="x", max_tokens=7, extra_body={"ignore_eos": True, "stop_token_ids": [13]}
+    )
+    assert answer.usage is not None
+    assert (answer.choices[0].text, answer.usage.completion_tokens) == ("()*", 6)
+
+
+async def test_named_stop_tokens_take_nothing_from_the_models_own(
+    cluster: FakeCluster, client: AsyncOpenAI
+) -> None:
+    cluster.script.reply = [10, EOS, 11, 12]
+    answer = await client.completions.create(
+        model="fake", prompt="x", max_tokens=4, extra_body={"stop_token_ids": [13]}
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("(", "stop")
+
+
 async def test_a_named_stop_token_ends_the_text_even_with_ignore_eos(client: AsyncOpenAI) -> None:
     answer = await client.completions.create(
         model="fake", prompt="x", max_tokens=9, extra_body={"ignore_eos": True, "stop_token_ids": [13]}

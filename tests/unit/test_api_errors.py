@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,19 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, AuthenticationError, InternalServerError, RateLimitError
 
+from coordinator.api.errors import TO_STRANGERS
 from coordinator.coordinator import Coordinator
 from kvpact.config import ApiConfig, Config
-from kvpact.errors import BadRequest, DataLoss, Exhausted, Unavailable
+from kvpact.errors import (
+    ERROR_CODES,
+    BadRequest,
+    DataLoss,
+    Exhausted,
+    Fenced,
+    KvpactError,
+    Unavailable,
+    UnknownHandoff,
+)
 from kvpact.types import VerdictWord
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_text_folder, make_verdict
 
@@ -92,6 +103,70 @@ async def test_a_stranger_is_not_shown_values(tmp_path: Path) -> None:
         assert "writer" not in json.dumps(pairs)
         assert "decode-0" not in json.dumps(pairs)
         assert (await http.get("/admin/workers")).status_code == 403
+
+
+FAULTS = [
+    (Unavailable("can't reach 10.0.0.7:4001"), 503, "unavailable"),
+    (Exhausted("decode-0 has 64 of 64 blocks taken", retry_after_s=2), 429, "exhausted"),
+    (DataLoss("chunk 3 from prefill-0", check="checksum"), 500, "data_loss"),
+    (UnknownHandoff("decode-0 knows no such handoff", handoff_id=b"h" * 16), 500, "unknown_handoff"),
+    (Fenced("decode-0 runs another life", expected="a", found="b"), 503, "fenced"),
+    (KvpactError("10.0.0.7:4001: INTERNAL"), 500, "internal"),
+    (BadRequest("10.0.0.7:4001: INVALID_ARGUMENT", code="odd"), 400, "odd"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fault", "status", "code"), FAULTS, ids=[code for *_, code in FAULTS])
+async def test_a_stranger_is_told_no_worker_name_and_the_log_is(
+    cluster: FakeCluster,
+    caplog: pytest.LogCaptureFixture,
+    fault: KvpactError,
+    status: int,
+    code: str,
+    stream: bool,
+) -> None:
+    cluster.prefill.faults += [fault, fault]
+    with caplog.at_level(logging.INFO, "coordinator.api.context"):
+        async with _stranger(cluster) as http:
+            answer = await http.post(COMPLETIONS, json=ASK | {"stream": stream})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    for hidden in ("10.0.0.7", "decode-0", "prefill-0"):
+        assert hidden not in answer.text
+    assert str(fault) in caplog.text
+
+
+async def test_a_neighbour_is_told_the_whole_text(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    cluster.prefill.faults += [DataLoss("chunk 3 from prefill-0", check="checksum")]
+    answer = await http.post(COMPLETIONS, json=ASK)
+    assert answer.json()["error"]["message"] == "chunk 3 from prefill-0"
+
+
+async def test_a_stranger_is_still_told_what_is_wrong_with_its_body(cluster: FakeCluster) -> None:
+    async with _stranger(cluster) as http:
+        answer = await http.post(COMPLETIONS, json={"prompt": ""})
+        assert "prompt is empty" in answer.json()["error"]["message"]
+        assert "does not exist" in (await http.get("/v1/models/other")).json()["error"]["message"]
+
+
+async def test_a_stranger_is_shown_no_worker_name_by_readiness_or_metrics(tmp_path: Path) -> None:
+    def break_pairing(cluster: FakeCluster) -> None:
+        cluster.prefill.connect_faults += [DataLoss("decode-0 is off by 3", check="canary")]
+
+    folder = make_text_folder(tmp_path)
+    async with fake_cluster(folder, register=False, prepare=break_pairing) as cluster:
+        for worker in (cluster.prefill, cluster.decode):
+            await worker.register(cluster.grpc_endpoint)
+        async with _stranger(cluster) as http:
+            texts = [(await http.get(path)).text for path in ("/ready", "/metrics", "/admin/pairs")]
+        for text in texts:
+            assert "decode-0" not in text
+        assert "unavailable" in texts[0]
+        assert 'kvpact_blocks{role="decode",state="free",worker="1"} 64.0' in texts[1]
+
+
+def test_strangers_are_told_something_of_every_error() -> None:
+    assert set(TO_STRANGERS) == set(ERROR_CODES)
 
 
 async def test_a_stranger_with_a_key_is_shown_values(tmp_path: Path) -> None:

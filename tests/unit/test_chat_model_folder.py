@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.model_folder import ModelText
 from kvpact.errors import BadRequest, UnreadableSource
-from tests.coordinator_fakes import EOS, VOCAB_SIZE, make_text_folder
+from tests.coordinator_fakes import VOCAB_SIZE, make_text_folder
 
 
 def changed(folder: Path, name: str, **changes: Any) -> Path:
@@ -22,18 +22,20 @@ def changed(folder: Path, name: str, **changes: Any) -> Path:
 
 def test_numbers_come_from_the_configs(tmp_path: Path) -> None:
     model = ModelText(make_text_folder(tmp_path, context=77))
-    assert (model.context, model.vocabulary, model.eos_token_ids) == (77, VOCAB_SIZE, {EOS})
+    assert (model.context, model.vocabulary) == (77, VOCAB_SIZE)
 
 
-def test_several_end_tokens_all_end(tmp_path: Path) -> None:
-    folder = changed(tmp_path, "generation_config.json", eos_token_id=[0, 2])
-    assert ModelText(folder).eos_token_ids == {0, 2}
+@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
+@pytest.mark.parametrize("value", ["many", 0, -1, 1.5, True, [7]])
+def test_a_size_that_is_no_positive_integer_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(UnreadableSource, match=key) as refusal:
+        ModelText(changed(tmp_path, "config.json", **{key: value}), max_model_len=40)
+    assert refusal.value.key == key
 
 
-def test_without_a_generation_config_the_end_token_is_the_configs(tmp_path: Path) -> None:
-    folder = changed(tmp_path, "config.json", eos_token_id=2)
-    (folder / "generation_config.json").unlink()
-    assert ModelText(folder).eos_token_ids == {2}
+def test_a_model_without_a_vocabulary_size_is_not_served(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableSource, match="no vocab_size"):
+        ModelText(changed(tmp_path, "config.json", vocab_size=None))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
     folder = make_text_folder(tmp_path)
     (folder / name).write_text(text, encoding="utf-8")
     with pytest.raises(UnreadableSource):
+        ModelText(folder)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    for name in ("chat_template.jinja", "tokenizer_config.json", "config.json"):
+        folder = make_text_folder(tmp_path / name)
+        (folder / name).write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(UnreadableSource, match=name.partition(".")[0].replace("_", ".")):
+            ModelText(folder)
+
+
+@pytest.mark.parametrize("template", [7, {"default": "x"}, ["x"], [{"name": "default"}]])
+def test_a_template_of_another_form_is_named(tmp_path: Path, template: Any) -> None:
+    folder = changed(tmp_path, "tokenizer_config.json", chat_template=template)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(UnreadableSource, match="chat template"):
         ModelText(folder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.fleet import SETTLING_S
 from coordinator.generation import Answer
 from kvpact.errors import BadRequest, DataLoss, Exhausted, Fenced, KvpactError, Unavailable, UnknownHandoff
 from kvpact.types import FinishReason, Sampling, VerdictWord
@@ -57,7 +58,7 @@ async def test_prefill_and_decode_are_told_the_same_request(cluster: FakeCluster
     assert list(decode.token_ids) == [*prefill.token_ids, REPLY[0]]
     assert prefill.table_length_tokens == len(prefill.token_ids) + 5
     assert prefill.sampling == decode.sampling
-    assert list(prefill.sampling.stop_token_ids) == [EOS]
+    assert (list(prefill.sampling.stop_token_ids), prefill.sampling.ignore_eos) == ([], False)
     assert prefill.decode_endpoint == cluster.decode.endpoint
 
 
@@ -133,6 +134,51 @@ async def test_a_failure_of_the_request_itself_is_not_tried_again(
     assert releases(cluster) == [{cluster.prefill.requests[0].handoff_id}] * 2
 
 
+async def test_a_full_decode_worker_is_asked_once_and_then_another(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path), decode=3) as cluster:
+        cluster.prefill.faults.append(Exhausted("full", retry_after_s=2))
+        assert (await ask(cluster, 4)).token_ids == tuple(REPLY[:4])
+        first, second = (request.decode.worker for request in cluster.prefill.requests)
+        assert first != second
+        assert cluster.prefill.connects == 3, "a full worker is no broken one"
+
+
+async def test_two_full_decode_workers_are_the_users(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path), decode=3) as cluster:
+        cluster.prefill.faults += [Exhausted("full", retry_after_s=2), Exhausted("full too", retry_after_s=3)]
+        with pytest.raises(Exhausted, match="full too"):
+            await ask(cluster, 4)
+        assert len(cluster.prefill.requests) == 2
+
+
+async def test_a_lost_handoff_takes_the_pair_from_nobody_else(cluster: FakeCluster) -> None:
+    cluster.prefill.faults.append(UnknownHandoff("expired", handoff_id=b"h" * 16))
+    assert (await ask(cluster, 4)).token_ids == tuple(REPLY[:4])
+    assert cluster.prefill.connects == 1
+
+
+async def test_corrupt_bytes_put_the_pair_in_quarantine(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path), decode=2) as cluster:
+        cluster.prefill.faults.append(DataLoss("chunk 3", check="checksum"))
+        for _ in range(4):
+            assert (await ask(cluster, 4)).token_ids == tuple(REPLY[:4])
+        bad, *good = (request.decode.worker for request in cluster.prefill.requests)
+        assert bad not in good
+        assert cluster.prefill.connects == 2, "it isn't paired anew at once"
+
+
+async def test_a_quarantine_of_the_only_pair_turns_requests_away_at_once(cluster: FakeCluster) -> None:
+    cluster.clock.advance(SETTLING_S)
+    for worker in (cluster.prefill, cluster.decode):
+        await worker.beat(cluster.grpc_endpoint)
+    cluster.prefill.faults.append(DataLoss("chunk 3", check="checksum"))
+    with pytest.raises(DataLoss):
+        await ask(cluster, 4)
+    with pytest.raises(Unavailable, match="in quarantine: chunk 3"):
+        await ask(cluster, 4)
+    assert len(cluster.prefill.requests) == 1
+
+
 async def test_corrupt_bytes_are_tried_on_another_pair_and_never_on_the_same(tmp_path: Path) -> None:
     async with fake_cluster(make_text_folder(tmp_path), decode=2) as cluster:
         cluster.prefill.faults.append(DataLoss("chunk 3", check="checksum"))
@@ -199,6 +245,18 @@ async def test_a_killed_worker_is_waited_for_until_it_is_back(cluster: FakeClust
     assert (await asking).token_ids == tuple(REPLY[:4])
     await cluster.coordinator.stop()
     await reborn.die()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5])
+async def test_a_prefill_stream_that_never_ends_is_cancelled_and_holds_no_answer_up(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    monkeypatch.setattr("coordinator.attempt.PREFILL_END_S", 0.0, raising=False)
+    cluster.prefill.linger = True
+    async with asyncio.timeout(5):
+        assert (await ask(cluster, max_tokens)).token_ids == tuple(REPLY[:max_tokens])
+        await cluster.prefill.cancelled.wait()
+    assert releases(cluster) == [set(), set()]
 
 
 async def test_cancelling_reaches_both_workers(cluster: FakeCluster) -> None:
@@ -274,3 +332,4 @@ async def test_a_worker_that_gives_a_sequence_up_is_a_failure_and_not_an_end(clu
 
     cluster.decode.outputs = give_up_once
     assert (await ask(cluster, 5)).token_ids == tuple(REPLY[:5])
+    assert cluster.prefill.connects == 1, "the pair stays in use"

@@ -7,9 +7,11 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator.accounting import Account
+from kvpact.clock import ManualClock
 from kvpact.errors import DataLoss
 from kvpact.metrics import Metrics
-from kvpact.types import Role, VerdictWord
+from kvpact.types import FinishReason, Role, VerdictWord
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_load, make_text_folder, make_verdict
 
 
@@ -67,6 +69,67 @@ async def test_a_handoff_that_failed_is_counted_by_its_reason(tmp_path: Path) ->
     assert found["kvpact_handoffs_total", "data_loss"] == 1
     assert found["kvpact_requests_total", "data_loss", "/v1/completions", ""] == 1
     assert found["vllm:num_requests_running", "0", "fake"] == 0
+
+
+async def test_a_handoff_that_is_lost_after_its_commit_is_counted(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path)) as cluster:
+        cluster.decode.fail_after = 2
+        async with httpx.AsyncClient(base_url=cluster.url) as http:
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 9})
+        found = await scraped(cluster)
+    assert found["kvpact_handoffs_total", "committed"] == 2
+    assert found["kvpact_handoffs_total", "lost_after_commit"] == 1
+
+
+async def test_a_stop_string_loses_no_handoff(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path)) as cluster:
+        cluster.script.say("one two three four five")
+        async with httpx.AsyncClient(base_url=cluster.url) as http:
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 20, "stop": "two"})
+        found = await scraped(cluster)
+    results = {key[1]: count for key, count in found.items() if key[0] == "kvpact_handoffs_total"}
+    assert results == {"committed": 1}
+    assert found["vllm:request_success_total", "0", "stop", "fake"] == 1
+
+
+async def test_a_pair_in_quarantine_is_counted(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path)) as cluster:
+        cluster.prefill.faults.append(DataLoss("flipped", check="checksum"))
+        async with httpx.AsyncClient(base_url=cluster.url) as http:
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+        found = await scraped(cluster)
+    assert found["kvpact_pair_quarantines_total", "data_loss"] == 1
+    assert found["kvpact_pairs", "quarantined"] == 1
+
+
+def account(metrics: Metrics, clock: ManualClock) -> Account:
+    """One prompt of 3 tokens."""
+    return Account(metrics, clock, endpoint="/v1/completions", prompt_tokens=3, max_output_tokens=9)
+
+
+def test_first_tokens_that_come_together_are_all_counted() -> None:
+    metrics, clock = Metrics("m"), ManualClock()
+    with account(metrics, clock) as one:
+        clock.advance(2.0)
+        one.take(3)
+        clock.advance(1.0)
+        one.take(2)
+        one.finish(FinishReason.LENGTH)
+    found = samples(metrics.exposition(pairs=[], loads=[]).decode())
+    assert found["vllm:generation_tokens_total", "0", "m"] == 5
+    assert found["kvpact_time_to_first_token_seconds_sum",] == 2.0
+    assert found["kvpact_inter_token_seconds_count",] == 2
+
+
+def test_a_prompt_that_was_cancelled_is_no_success() -> None:
+    metrics, clock = Metrics("m"), ManualClock()
+    with account(metrics, clock) as one:
+        one.take(3)
+    found = samples(metrics.exposition(pairs=[], loads=[]).decode())
+    assert found["kvpact_requests_total", "", "/v1/completions", "cancelled"] == 1
+    assert [key for key in found if key[0] == "vllm:request_success_total"] == []
+    assert found["kvpact_request_seconds_count",] == 0
+    assert found["vllm:num_requests_running", "0", "m"] == 0
 
 
 def test_pools_and_pairs_are_those_of_the_moment() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet import SETTLING_S, SILENCE_S, Fleet, pairing_delay_s
+from coordinator.fleet import QUARANTINE_S, SETTLING_S, SILENCE_S, Fleet, pairing_delay_s
 from coordinator.ports import PrefillEvent, PrefillJob, RegisteredWorker, Stream
 from kvpact.clock import ManualClock
-from kvpact.errors import KvpactError, Unavailable
+from kvpact.errors import DataLoss, Unavailable
 from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
 from kvpact.metrics import Metrics
 from kvpact.types import HandoffId, Role, Verdict
@@ -52,7 +53,7 @@ class ScriptedTransport:
 
     def __init__(self) -> None:
         self.connects: list[str] = []
-        self.faults: list[KvpactError] = []
+        self.faults: list[Exception] = []
         self.ports: list[ScriptedPort] = []
 
     def prefill_port(self, endpoint: str) -> ScriptedPort:
@@ -153,6 +154,104 @@ async def test_a_silent_worker_is_forgotten_and_must_register_again(
     assert not fleet.heartbeat(make_life("d"), make_load())
     fleet.register(worker("d"), make_load())
     await until(fleet, 1)
+
+
+async def test_a_defect_while_pairing_leaves_no_pair_without_a_verdict(
+    fleet: Fleet, transport: ScriptedTransport
+) -> None:
+    transport.faults += [RuntimeError("a defect"), ValueError("another")]
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    async with asyncio.timeout(5):
+        await until(fleet, 1)
+    assert transport.connects == ["d"] * 3
+
+
+async def test_the_watch_goes_on_after_a_defect(
+    transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OddClock(ManualClock):
+        faults = 0
+
+        def now(self) -> float:
+            if self.faults:
+                self.faults -= 1
+                raise RuntimeError("a defect")
+            return super().now()
+
+    monkeypatch.setattr("coordinator.fleet.HEARTBEAT_INTERVAL_S", 0.0)
+    clock = OddClock()
+    fleet = Fleet(transport, clock, Metrics("m"), delay_s=lambda failures: 0.0)
+    fleet.register(worker("p"), make_load())
+    clock.advance(SILENCE_S + 1.0)
+    clock.faults = 2
+    fleet.start()
+    async with asyncio.timeout(5):
+        while fleet.snapshot().workers:
+            await fleet.change()
+    await fleet.stop()
+
+
+async def test_a_pair_in_quarantine_is_paired_anew_after_a_while(
+    fleet: Fleet, transport: ScriptedTransport, clock: ManualClock
+) -> None:
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    key = fleet.snapshot().pairs[0].key
+    fleet.quarantine(key, DataLoss("chunk 3", check="checksum"))
+    fleet.suspect(key, Unavailable("reset"))
+    keep_alive(fleet, clock, QUARANTINE_S - 1.0)
+    assert (usable(fleet), transport.connects) == ([], ["d"])
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "pairing"] == []
+    keep_alive(fleet, clock, 1.0)
+    await until(fleet, 1)
+    assert transport.connects == ["d", "d"]
+
+
+async def test_a_new_life_ends_a_quarantine(fleet: Fleet, transport: ScriptedTransport) -> None:
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    fleet.quarantine(fleet.snapshot().pairs[0].key, DataLoss("chunk 3", check="checksum"))
+    fleet.register(worker("d", life=2), make_load())
+    await until(fleet, 1)
+
+
+async def test_a_pair_that_fails_its_probe_is_tried_again_after_the_quarantine_only(
+    fleet: Fleet, transport: ScriptedTransport, clock: ManualClock
+) -> None:
+    transport.faults += [DataLoss("off by 3", check="canary")]
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "pairing"))
+    assert [pair.word() for pair in fleet.snapshot().pairs] == ["quarantined"]
+    assert transport.connects == ["d"]
+    keep_alive(fleet, clock, QUARANTINE_S)
+    await until(fleet, 1)
+
+
+async def test_another_contract_of_the_same_life_is_paired_anew(
+    fleet: Fleet, transport: ScriptedTransport
+) -> None:
+    fleet.register(worker("p"), make_load())
+    fleet.register(worker("d"), make_load())
+    await until(fleet, 1)
+    other = worker("d")
+    fleet.register(replace(other, contract=make_contract(block_size=32)), make_load())
+    assert usable(fleet) == []
+    await until(fleet, 1)
+    assert transport.connects == ["d", "d"]
+    assert [port.closed for port in transport.ports] == [False, True, False]
+
+
+def keep_alive(fleet: Fleet, clock: ManualClock, seconds: float) -> None:
+    """Lets time pass in which both workers beat, and the fleet looks after itself."""
+    clock.advance(seconds)
+    for name in ("p", "d"):
+        assert fleet.heartbeat(make_life(name), make_load())
+    fleet.expire_silent()
+    fleet.pair_due()
 
 
 async def test_pairing_ends_when_one_of_the_two_is_gone(

@@ -98,6 +98,16 @@ def test_a_pair_without_a_verdict_is_not_used_and_the_trouble_is_told() -> None:
         choose_pair(registry.snapshot())
 
 
+def test_a_pair_in_quarantine_is_not_used_and_says_so() -> None:
+    registry = Registry()
+    registry.register(_worker("p", Role.PREFILL), make_load(), 0.0)
+    registry.register(_worker("d", Role.DECODE), make_load(), 0.0)
+    registry.record_verdict(PairKey(make_life("p"), make_life("d")), ACCEPT)
+    registry.quarantine(PairKey(make_life("p"), make_life("d")), "chunk 3 is broken", end_s=30.0)
+    with pytest.raises(Unavailable, match="p with d: in quarantine: chunk 3 is broken"):
+        choose_pair(registry.snapshot())
+
+
 def test_one_token_needs_the_least_loaded_prefill_worker_and_no_decode_worker() -> None:
     placement = choose_prefill(snapshot({"busy": make_load(running=1), "idle": make_load()}, {}, {}))
     assert (placement.prefill.life.worker, placement.decode, placement.key()) == ("idle", None, None)
