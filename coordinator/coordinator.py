@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from coordinator.api.app import create_app
+from coordinator.api.closing import Closing
 from coordinator.api.context import ApiContext
 from coordinator.api.prompts import chat_job
 from coordinator.api.requests import ChatBody, Message
@@ -26,7 +27,7 @@ from coordinator.registry import PairKey
 from coordinator.service import CoordinatorServer
 from kvpact.clock import Clock, MonotonicClock, new_handoff_id, new_nonce, wall_time_s
 from kvpact.config import ApiConfig, Config
-from kvpact.errors import BadRequest, Unavailable
+from kvpact.errors import BadRequest, NoCompatiblePair, Unavailable
 from kvpact.handoff.messages import WorkerDescription
 from kvpact.metrics import Metrics
 from kvpact.types import Verdict, WorkerLife
@@ -35,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 DATE_HEADER_S = 1.0
 DRAIN_S = 30
-"""Running requests get this long to end when the coordinator stops."""
+"""Running requests get this long to end when the coordinator stops; then they are ended."""
+CUT_S = 5
+"""What a request that is ended gets to say so; uvicorn drops it after that."""
 
 
 class Coordinator:
@@ -55,7 +58,7 @@ class Coordinator:
             UnreadableSource: the folder lacks something.
             BadRequest: settings that can't be served.
         """
-        _check_exposure(config.api)
+        check_exposure(config.api)
         clock = clock or MonotonicClock()
         name = config.served_name or config.model.rstrip("/").rsplit("/", 1)[-1]
         metrics = Metrics(name)
@@ -98,11 +101,19 @@ class Coordinator:
         await self._grpc.stop()
         await self._fleet.stop()
 
+    def running(self) -> int:
+        """HTTP requests that run now."""
+        return self._http.running()
+
+    def cut(self) -> None:
+        """Ends every running request at once; each client is told that the server is stopping."""
+        self._http.cut()
+
     async def wait_paired(self) -> None:
-        """Returns when there is a pair of workers and every pair has a verdict."""
+        """Returns when there is a pair of workers and each has a verdict or is in quarantine."""
         while True:
             pairs = self._fleet.snapshot().pairs
-            if pairs and all(pair.verdict is not None for pair in pairs):
+            if pairs and all(pair.settled() for pair in pairs):
                 return
             await self._fleet.change()
 
@@ -110,6 +121,11 @@ class Coordinator:
         """Whether a request that needs a handoff can be served, and if not, why."""
         obstacle = self._context.obstacle()
         return (True, "") if obstacle is None else (False, str(obstacle))
+
+    def refusal(self) -> Verdict | None:
+        """The verdict that keeps requests from being served; None where there is another reason or none."""
+        obstacle = self._context.obstacle()
+        return obstacle.verdict if isinstance(obstacle, NoCompatiblePair) else None
 
     async def chat(self, text: str, *, max_tokens: int) -> Answer:
         """Answers one user message as /v1/chat/completions would.
@@ -119,7 +135,13 @@ class Coordinator:
             KvpactError: the message can't be served, or the workers failed.
         """
         body = ChatBody(messages=[Message(role="user", content=text)], max_tokens=max_tokens)
-        job = await chat_job(body, self._context.model, self._config.api, new_nonce().hex())
+        job = await chat_job(
+            body,
+            self._context.model,
+            self._config.api,
+            new_nonce().hex(),
+            context_tokens=self._context.context_tokens(),
+        )
         return await collect_answer(
             self._lifecycle, job.request, job.rules, self._context.account(job.request)
         )
@@ -142,15 +164,16 @@ class _HttpServer:
 
     def __init__(self, context: ApiContext, api: ApiConfig) -> None:
         self._api = api
+        self._closing = Closing(create_app(context))
         self._server = _QuietServer(
             uvicorn.Config(
-                create_app(context),
+                self._closing,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                timeout_graceful_shutdown=DRAIN_S,
+                timeout_graceful_shutdown=DRAIN_S + CUT_S,
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -163,10 +186,20 @@ class _HttpServer:
         await self._server.ready.wait()
         return port
 
+    def running(self) -> int:
+        """Requests that run now."""
+        return self._closing.running
+
+    def cut(self) -> None:
+        """Ends running requests."""
+        self._closing.cut()
+
     async def stop(self) -> None:
-        """Stops accepting, waits for running requests, closes. Idempotent."""
+        """Stops accepting, waits for running requests, ends those that take longer, closes. Idempotent."""
         if self._task is not None:
             self._server.leave.set()
+            await asyncio.wait({self._task}, timeout=DRAIN_S)
+            self._closing.cut()
             await self._task
             self._task = None
 
@@ -210,14 +243,14 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _check_exposure(api: ApiConfig) -> None:
-    """Refuses to face a network without keys."""
+def check_exposure(api: ApiConfig) -> None:
+    """Refuses to face a network without keys. Raises BadRequest."""
     if api.api_keys or api.insecure or _is_loopback(api.host):
         if api.insecure and not api.api_keys:
             logger.warning("api.insecure is set: whoever reaches %s may use this server", api.host)
         return
     raise BadRequest(
-        f"api.host is {api.host}, which others can reach, and api.api_keys is empty; set keys, bind "
+        f"--host (api.host) is {api.host}, which others can reach, and api.api_keys is empty; set keys, bind "
         "127.0.0.1, or set api.insecure: true",
         param="api.host",
     )

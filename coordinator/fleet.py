@@ -7,13 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from coordinator.ports import DecodePort, PrefillPort, RegisteredWorker, Transport, WorkerPort
+from coordinator.ports import DecodePort, Paired, PrefillPort, RegisteredWorker, Transport, WorkerPort
 from coordinator.registry import PairKey, Registry, Snapshot
 from kvpact.clock import Clock
 from kvpact.contract.explain import render_verdict
 from kvpact.errors import ContractRefused, DataLoss, KvpactError, Unavailable
+from kvpact.handoff.messages import CanaryOutcome
 from kvpact.metrics import Metrics
-from kvpact.types import Role, Verdict, WorkerLife, WorkerLoad
+from kvpact.types import Role, WorkerLife, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
@@ -182,8 +183,10 @@ class Fleet:
         failures = 0
         while (decode := self._registry.find(key.decode)) and self._is_due(key):
             try:
-                verdict = await self.prefill_port(key.prefill).connect(decode.worker)
+                paired = await self.prefill_port(key.prefill).connect(decode.worker)
             except (DataLoss, ContractRefused) as error:
+                if isinstance(error, DataLoss) and error.check == "canary":
+                    self._metrics.canary_ran(passed=False)
                 self.quarantine(key, error)
                 return
             except Exception as error:  # whatever it is, the pair must not wait for ever
@@ -196,12 +199,16 @@ class Fleet:
                 await asyncio.sleep(self._delay_s(failures))
                 continue
             if self._is_due(key):
-                self._record(key, verdict)
+                self._record(key, paired)
 
     def _is_due(self, key: PairKey) -> bool:
         return self._registry.is_due(key, self._clock.now())
 
-    def _record(self, key: PairKey, verdict: Verdict) -> None:
+    def _record(self, key: PairKey, paired: Paired) -> None:
+        verdict = paired.verdict
+        if paired.canary is not None:
+            self._metrics.canary_ran(passed=True)
+            _log_canary(key, paired.canary)
         self._registry.record_verdict(key, verdict)
         self._wake()
         self._metrics.differences_found(verdict.differences)
@@ -223,3 +230,9 @@ def _names(key: PairKey) -> str:
 
 def _trouble(error: Exception) -> str:
     return str(error) if isinstance(error, KvpactError) else f"internal error, {type(error).__name__}"
+
+
+def _log_canary(key: PairKey, canary: CanaryOutcome) -> None:
+    logger.info(
+        "pair %s: its probe is off by %.3g, allowed %.3g", _names(key), canary.max_abs_error, canary.tolerance
+    )

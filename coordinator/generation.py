@@ -24,6 +24,8 @@ class Answer:
     handoff_bytes: int | None
     handoff_s: float | None
     """Seconds from the first chunk sent to the acknowledged commit."""
+    max_abs_error: float | None
+    """Largest error of a lossy conversion; None where nothing was lost."""
 
 
 async def collect_answer(
@@ -46,4 +48,5 @@ async def collect_answer(
         ttft_s=account.ttft_s,
         handoff_bytes=committed.payload_bytes if committed else None,
         handoff_s=committed.handoff_s if committed else None,
+        max_abs_error=committed.max_abs_error if committed else None,
     )

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from coordinator.ports import Committed, PrefillEvent, PrefillJob, RegisteredWorker, Reserved
+from coordinator.ports import Committed, Paired, PrefillEvent, PrefillJob, RegisteredWorker, Reserved
 from kvpact.errors import BadRequest, DataLoss, KvpactError, Unavailable
 from kvpact.handoff import codec
 from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
 from kvpact.handoff.status import from_rpc_error
 from kvpact.handoff.verdict_codec import EXACTNESSES
-from kvpact.types import HandoffId, Verdict
+from kvpact.types import HandoffId
 from kvpact.v1 import decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 CONNECT_DEADLINE_S = 60.0
@@ -112,19 +112,17 @@ class GrpcPrefillPort(_GrpcPort):
         super().__init__(endpoint)
         self._stub = prefill_pb2_grpc.PrefillServiceStub(self._channel)
 
-    async def connect(self, decode: RegisteredWorker) -> Verdict:
+    async def connect(self, decode: RegisteredWorker) -> Paired:
         """See PrefillPort."""
         request = prefill_pb2.ConnectRequest(
             decode_endpoint=decode.endpoint, decode=codec.encode_life(decode.life)
         )
         response = await self.answer(self._stub.Connect(request, timeout=CONNECT_DEADLINE_S))
-        canary = response.canary
-        if canary.ran and not canary.passed:
-            raise DataLoss(
-                f"the pair's probe failed: off by {canary.max_abs_error:g}, tolerance {canary.tolerance:g}",
-                check="canary",
-            )
-        return self.read(response.verdict, codec.decode_verdict)
+        paired = self.read(response, _paired)
+        canary = paired.canary
+        if canary is not None and not canary.passed:
+            raise DataLoss(f"the pair's probe failed: {canary.finding}", check="canary")
+        return paired
 
     def prefill(self, job: PrefillJob) -> RpcStream[PrefillEvent]:
         """See PrefillPort."""
@@ -154,6 +152,10 @@ class GrpcDecodePort(_GrpcPort):
         return RpcStream(self, self._stub.Decode(codec.encode_decode_job(job)), codec.decode_decoded_tokens)
 
 
+def _paired(message: prefill_pb2.ConnectResponse) -> Paired:
+    return Paired(verdict=codec.decode_verdict(message.verdict), canary=codec.decode_canary(message.canary))
+
+
 def _prefill_event(message: prefill_pb2.PrefillResponse) -> PrefillEvent:
     kind = message.WhichOneof("event")
     if kind == "reserved":
@@ -165,6 +167,7 @@ def _prefill_event(message: prefill_pb2.PrefillResponse) -> PrefillEvent:
             exactness=EXACTNESSES.decode(committed.exactness, "committed.exactness"),
             handoff_s=committed.handoff_s,
             exposed_s=committed.exposed_s,
+            max_abs_error=committed.max_abs_error if committed.HasField("max_abs_error") else None,
         )
     if kind == "first_token" and message.first_token.HasField("token_id"):
         return DecodedTokens(

@@ -15,11 +15,12 @@ from collections.abc import AsyncGenerator, Callable
 
 from coordinator.attempt import Attempt, GenerationRequest
 from coordinator.fleet import SETTLING_S, Fleet
-from coordinator.ports import Committed
+from coordinator.ports import Committed, RegisteredWorker
 from coordinator.releases import Releases
 from coordinator.retries import CORRUPTING, ELSEWHERE, Retries
 from coordinator.router import Placement, choose_pair, choose_prefill
 from kvpact.clock import Clock
+from kvpact.contract.identity import contract_digest
 from kvpact.errors import Exhausted, Fenced, KvpactError, NoCompatiblePair, Unavailable
 from kvpact.handoff.messages import DecodedTokens
 from kvpact.metrics import Metrics
@@ -82,11 +83,14 @@ class Lifecycle:
         sent: list[int] = []
         retries = Retries()
         finished = False
+        began: RegisteredWorker | None = None
         while not finished:
             if len(sent) == request.sampling.max_output_tokens:
                 yield DecodedTokens(token_ids=(), finish_reason=FinishReason.LENGTH)
                 return
-            placement = await self._place(request, len(sent), retries)
+            placement = await self._place(request, len(sent), retries, began)
+            if not sent:
+                began = placement.prefill
             attempt = Attempt(
                 self._fleet,
                 self._releases,
@@ -126,19 +130,24 @@ class Lifecycle:
             for each in [key] if key else pairs:
                 self._fleet.suspect(each, error)
 
-    async def _place(self, request: GenerationRequest, sent: int, retries: Retries) -> Placement:
+    async def _place(
+        self, request: GenerationRequest, sent: int, retries: Retries, began: RegisteredWorker | None
+    ) -> Placement:
         """Picks workers; waits while the fleet settles after workers came or went.
+
+        `began`: the prefill worker that computed the first of the `sent` tokens.
 
         Raises what kept it from finding any, or the failure that made it look again.
         """
         one_token = request.sampling.max_output_tokens - sent == 1
+        contract = contract_digest(began.contract) if one_token and sent and began else None
         deadline_s = self._clock.now() + (SETTLING_S if retries.may_wait() else 0.0)
         while True:
             snapshot = self._fleet.snapshot()
             try:
                 if one_token:
-                    return choose_prefill(snapshot)
-                return choose_pair(snapshot, retries.barred(snapshot))
+                    return choose_prefill(snapshot, table_length=request.table_length, contract=contract)
+                return choose_pair(snapshot, retries.barred(snapshot), table_length=request.table_length)
             except KvpactError as error:
                 patience_s = min(self._fleet.settling_s(), deadline_s - self._clock.now())
                 if isinstance(error, NoCompatiblePair) or patience_s <= 0:

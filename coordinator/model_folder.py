@@ -17,6 +17,8 @@ from kvpact.errors import BadRequest, UnreadableSource
 
 CONTEXT_FOR_DETOKENIZER = 6
 """Prompt tokens that show a decoder that the text doesn't begin here."""
+NORMALIZED_CHARACTERS = 4
+"""Characters that a normalizer composes into one, at most."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -45,17 +47,21 @@ class ModelText:
         self._ends = self._find_ends(settings)  # None: tokenizer.json's own post-processor decides
         self._template = _read_template(folder, settings, self._special)
         self._byte_level = ByteLevelVocabulary(self._tokenizer) if _is_byte_level(self._tokenizer) else None
-        self.vocabulary = _vocabulary(config)
-        """Token ids are in [0, vocabulary)."""
+        tokens = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocabulary = min(_vocabulary(config), max(tokens.values(), default=0) + 1)
+        """Token ids are in [0, vocabulary): those that the model has rows for and the tokenizer knows."""
         self.context = _context(config, max_model_len)
         """Prompt and output tokens of one request, at most."""
+        self.characters_per_token = max(map(len, tokens), default=1) * (
+            1 if self._tokenizer.normalizer is None else NORMALIZED_CHARACTERS
+        )
+        """Characters of a text that one token stands for, at most."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Tokens of a text, with the special tokens that transformers would add."""
+        """Tokens of a text, with the special tokens that transformers would add. Other threads run on."""
         if self._ends is None or not add_special_tokens:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return (*self._ends.before, *ids, *self._ends.after)
+            return self._ids(text, add_special_tokens=add_special_tokens)
+        return (*self._ends.before, *self._ids(text, add_special_tokens=False), *self._ends.after)
 
     def render_chat(
         self,
@@ -82,6 +88,10 @@ class ModelText:
         return WindowDetokenizer(
             self._tokenizer, prompt[-CONTEXT_FOR_DETOKENIZER:], skip_special=skip_special
         )
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        # Unlike `encode`, a batch lets go of the interpreter's lock while it works.
+        return tuple(self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def _find_ends(self, settings: Mapping[str, Any]) -> _Ends | None:
         if "add_bos_token" not in settings and "add_eos_token" not in settings:

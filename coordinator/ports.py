@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from kvpact.contract.contract import Contract
-from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
+from kvpact.handoff.messages import CanaryOutcome, DecodedTokens, DecodeJob, WorkerDescription
 from kvpact.types import (
     Exactness,
     HandoffId,
@@ -60,6 +60,16 @@ class Committed:
     exactness: Exactness
     handoff_s: float
     exposed_s: float
+    max_abs_error: float | None = None
+    """Measured error of a lossy plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """What two workers agreed on. `canary` None: no probe ran."""
+
+    verdict: Verdict
+    canary: CanaryOutcome | None = None
 
 
 PrefillEvent = Reserved | Committed | DecodedTokens
@@ -97,11 +107,12 @@ class WorkerPort(Protocol):
 class PrefillPort(WorkerPort, Protocol):
     """A prefill worker."""
 
-    async def connect(self, decode: RegisteredWorker) -> Verdict:
+    async def connect(self, decode: RegisteredWorker) -> Paired:
         """Pairs it with a decode worker. A reject is an answer.
 
         Raises:
-            KvpactError: one of them can't be reached, or the probe of the pair failed.
+            DataLoss: the probe of the pair failed; check is "canary".
+            KvpactError: one of them can't be reached.
         """
 
     def prefill(self, job: PrefillJob) -> Stream[PrefillEvent]:

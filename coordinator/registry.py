@@ -43,6 +43,10 @@ class PairState:
             return self.verdict.word.value
         return "pending" if self.quarantine_end_s is None else "quarantined"
 
+    def settled(self) -> bool:
+        """Whether it was tried: it has a verdict, or its data failed a check."""
+        return self.word() != "pending"
+
     def usable(self) -> bool:
         """Whether a request may be routed to it."""
         return self.verdict is not None and self.verdict.word is not VerdictWord.REJECT

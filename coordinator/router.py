@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from coordinator.ports import RegisteredWorker
 from coordinator.registry import PairKey, PairState, Snapshot, WorkerState
+from kvpact.contract.identity import contract_digest
 from kvpact.errors import NoCompatiblePair, Unavailable
-from kvpact.types import DifferenceAction, Role, Verdict, VerdictWord
+from kvpact.types import ContractDigest, DifferenceAction, Role, Verdict, VerdictWord, WorkerLife
 
 _PREFERENCE = {VerdictWord.ACCEPT: 0, VerdictWord.CONVERT: 1}
 
@@ -25,26 +26,51 @@ class Placement:
         return PairKey(self.prefill.life, self.decode.life) if self.decode else None
 
 
-def choose_pair(snapshot: Snapshot, barred: Set[PairKey] = frozenset()) -> Placement:
+def choose_pair(
+    snapshot: Snapshot, barred: Set[PairKey] = frozenset(), *, table_length: int = 0
+) -> Placement:
     """The best usable pair: accept before convert, then least work, then most free blocks on the decode side.
+
+    `table_length`: positions that both must serve.
 
     Raises:
         NoCompatiblePair: every pair was refused; carries the verdict nearest to working.
-        Unavailable: a role has no worker, or pairs are not settled yet.
+        Unavailable: a role has no worker, pairs are not settled yet, or none serves so many positions.
     """
     workers = {state.worker.life: state for role in Role for state in _present(snapshot, role)}
-    pairs = [pair for pair in snapshot.pairs if pair.key.prefill in workers and pair.key.decode in workers]
-    usable = [pair for pair in pairs if pair.usable() and pair.key not in barred]
-    if not usable:
-        raise _no_pair(pairs)
+    usable = _usable(snapshot, workers, barred, table_length)
     best = min(usable, key=lambda pair: _cost(pair, workers[pair.key.prefill], workers[pair.key.decode]))
     return Placement(prefill=workers[best.key.prefill].worker, decode=workers[best.key.decode].worker)
 
 
-def choose_prefill(snapshot: Snapshot) -> Placement:
-    """The least loaded prefill worker, for one token without a handoff. Raises Unavailable without any."""
-    best = min(_present(snapshot, Role.PREFILL), key=lambda state: (_work(state), -state.load.blocks.free))
+def choose_prefill(
+    snapshot: Snapshot, *, table_length: int = 0, contract: ContractDigest | None = None
+) -> Placement:
+    """The least loaded prefill worker of a usable pair, for one token without a handoff.
+
+    `contract`: of the worker that began the text, where this is its last token.
+
+    Raises:
+        NoCompatiblePair, Unavailable: as choose_pair; Unavailable too where none has this contract.
+    """
+    workers = {state.worker.life: state for role in Role for state in _present(snapshot, role)}
+    lives = {pair.key.prefill for pair in _usable(snapshot, workers, frozenset(), table_length)}
+    states = [
+        workers[life]
+        for life in lives
+        if contract is None or contract_digest(workers[life].worker.contract) == contract
+    ]
+    if not states:
+        raise Unavailable("no prefill worker with the contract that began this text takes requests now")
+    best = min(states, key=lambda state: (_work(state), -state.load.blocks.free))
     return Placement(prefill=best.worker, decode=None)
+
+
+def served_context(snapshot: Snapshot, own: int) -> int:
+    """Positions that every pair serves which isn't refused; at most `own`."""
+    workers = {state.worker.life: state for role in Role for state in snapshot.of_role(role)}
+    pairs = [pair for pair in _pairs_of(snapshot, workers) if pair.verdict is None or pair.usable()]
+    return min([own, *(_context(pair, workers) for pair in pairs)])
 
 
 def nearest(verdicts: list[Verdict]) -> Verdict:
@@ -59,6 +85,31 @@ def _present(snapshot: Snapshot, role: Role) -> list[WorkerState]:
             f"no {role.value} worker takes requests now; start one, or wait until one has registered"
         )
     return states
+
+
+def _pairs_of(snapshot: Snapshot, workers: Mapping[WorkerLife, WorkerState]) -> list[PairState]:
+    return [pair for pair in snapshot.pairs if pair.key.prefill in workers and pair.key.decode in workers]
+
+
+def _usable(
+    snapshot: Snapshot, workers: Mapping[WorkerLife, WorkerState], barred: Set[PairKey], table_length: int
+) -> list[PairState]:
+    """One usable pair at least. Raises what choose_pair raises."""
+    pairs = _pairs_of(snapshot, workers)
+    usable = [pair for pair in pairs if pair.usable() and pair.key not in barred]
+    if not usable:
+        raise _no_pair(pairs)
+    fitting = [pair for pair in usable if table_length <= _context(pair, workers)]
+    if not fitting:
+        raise Unavailable(f"no pair of workers that serves {table_length} tokens is ready")
+    return fitting
+
+
+def _context(pair: PairState, workers: Mapping[WorkerLife, WorkerState]) -> int:
+    """Positions that both serve."""
+    return min(
+        workers[life].worker.contract.model.context_tokens for life in (pair.key.prefill, pair.key.decode)
+    )
 
 
 def _no_pair(pairs: list[PairState]) -> Exception:

@@ -13,7 +13,7 @@ from kvpact.engine.requests import SequenceFailed, SequenceRequest, TokenCompute
 from kvpact.engine.stream import EventQueue, stream
 from kvpact.errors import BadRequest, Unavailable
 from kvpact.handoff.messages import DecodedTokens, DecodeJob
-from kvpact.handoff.receiver import Receiver
+from kvpact.handoff.receiver import Receiver, Taken
 from kvpact.types import HandoffId
 
 
@@ -72,6 +72,15 @@ class Decoder:
             sampling=job.sampling,
             table_length=taken.table_length,
             output_tokens_so_far=len(job.token_ids) - job.original_prompt_tokens,
+            positions=_positions(taken, len(job.token_ids)),
             blocks=taken.blocks,
             computed_tokens=len(taken.token_ids),
         )
+
+
+def _positions(taken: Taken, tokens: int) -> tuple[int, ...] | None:
+    """Position of each of `tokens` tokens; None where they stand from 0 without gaps."""
+    if taken.next_position == len(taken.token_ids):
+        return None
+    following = range(taken.next_position, taken.next_position + tokens - len(taken.token_ids))
+    return (*taken.positions, *following)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+from decode_worker.canary import EngineJudge
 from decode_worker.decoder import Decoder
 from decode_worker.landing import CacheLanding
 from decode_worker.service import add_decode_service
+from decode_worker.verifier import CacheVerifier
 from kvpact.clock import MonotonicClock, new_incarnation
 from kvpact.config import Config, HandoffConfig
 from kvpact.contract.compare import Policy
+from kvpact.contract.convert_fast import warm_up
 from kvpact.engine.engine import Engine
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.landing import Landing
 from kvpact.handoff.malloc import tune_malloc
 from kvpact.handoff.messages import HandoffState, WorkerDescription
 from kvpact.handoff.receiver import Receiver
+from kvpact.handoff.trust import TakenOnTrust
 from kvpact.serving.engine_factory import load_engine
 from kvpact.serving.worker_transport import WorkerFront
 from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife, WorkerLoad
@@ -27,6 +31,7 @@ LANDING_THREADS = 2
 def build_decode_worker(config: Config, *, worker: str, coordinator: str | None) -> DecodeWorker:
     """Loads the engine and wires a worker named `worker`. Raises what `load_engine` raises."""
     tune_malloc()
+    warm_up()
     return DecodeWorker(config, load_engine(config, config.decode), worker=worker, coordinator=coordinator)
 
 
@@ -36,14 +41,21 @@ def make_receiver(
     life: WorkerLife,
     executor: Executor,
     landing: Landing | None = None,
+    *,
+    checked: bool = True,
 ) -> Receiver:
-    """A receiver that lands into the cache of `engine`, with the policy and limits of a deployment."""
+    """A receiver that lands into the cache of `engine`, with the policy and limits of a deployment.
+
+    Without `checked` it takes handoffs on trust: for laboratory runs that look at damage themselves.
+    """
     return Receiver(
         life=life,
         contract=engine.contract,
         policy=Policy(on_convertible=handoff.on_convertible, lossy=handoff.lossy),
         pool=engine.pool,
         landing=landing or CacheLanding(engine.cache),
+        verifier=CacheVerifier(engine.cache) if checked else TakenOnTrust(),
+        judge=EngineJudge(engine) if checked else None,
         clock=MonotonicClock(),
         limits=ReceiverLimits(lease_s=handoff.lease_s, chunk_cap_bytes=handoff.chunk_cap_bytes),
         executor=executor,

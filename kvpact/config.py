@@ -107,6 +107,10 @@ def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
                 f"config file {path} holds {type(loaded).__name__}, expected a mapping", param="config"
             )
         settings = loaded or {}
+        try:
+            parse_config(settings)
+        except BadRequest as error:
+            raise BadRequest(f"{path}: {error}", param="config") from error
     return parse_config(_merge(_merge(settings, _from_environment()), flags))
 
 
@@ -153,15 +157,30 @@ def _explain(problem: Any) -> str:
     if problem["type"] != "extra_forbidden":
         wanted = problem["msg"][:1].lower() + problem["msg"][1:]
         return f"config key {where}: found {problem['input']!r}, {wanted}"
-    nearest = difflib.get_close_matches(str(problem["loc"][-1]), _known_keys(Config), n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    hint = _nearest_key(where)
     return f"config key {where} is unknown{hint}"
 
 
-def _known_keys(part: type[BaseModel]) -> list[str]:
+def _nearest_key(where: str) -> str:
+    """A hint at the known key that an unknown one may mean: one beside it, or else one spelled alike."""
+    known = _known_keys(Config)
+    section, _, leaf = where.rpartition(".")
+    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == section]
+    if found := difflib.get_close_matches(leaf, beside, n=1):
+        return f"; did you mean {found[0]}?"
+    by_leaf = {key.rpartition(".")[2]: key for key in reversed(known)}
+    leaves = difflib.get_close_matches(leaf, by_leaf, n=1)
+    found = difflib.get_close_matches(where, known, n=1, cutoff=0.8) or [by_leaf[each] for each in leaves]
+    if not found:
+        return ""
+    return f"; did you mean {found[0]}{'' if '.' in found[0] else ' at the top level'}?"
+
+
+def _known_keys(part: type[BaseModel], prefix: str = "") -> list[str]:
+    """Full paths of all keys, such as prefill.cache.block_size."""
     keys: list[str] = []
     for name, field in part.model_fields.items():
-        keys.append(name)
+        keys.append(prefix + name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys.extend(_known_keys(field.annotation))
+            keys.extend(_known_keys(field.annotation, f"{prefix}{name}."))
     return keys

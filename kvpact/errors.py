@@ -148,7 +148,7 @@ class DataLoss(KvpactError):
         self.check = check
 
     def metadata(self) -> dict[str, str]:
-        """Which check failed: checksum, totals, holes, order or witness."""
+        """Which check failed: checksum, totals, holes, order, witness or finite."""
         return {"check": self.check}
 
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvpact.types import Difference, FinishReason, Role, WorkerLoad
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ERRORS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 
@@ -20,6 +21,22 @@ class Metrics:
         self._requests = self._counter(
             "kvpact_requests", "Requests that ended, by how.", ("endpoint", "finish_reason", "code")
         )
+        self._latencies = {
+            "ttft": self._histogram("kvpact_time_to_first_token_seconds", "Request accepted to first token."),
+            "itl": self._histogram("kvpact_inter_token_seconds", "Time between tokens."),
+            "e2e": self._histogram("kvpact_request_seconds", "Request accepted to last token."),
+        }
+        self._blocks = Gauge(
+            "kvpact_blocks",
+            "Blocks of each worker's pool.",
+            ("role", "worker", "state"),
+            registry=self._registry,
+        )
+        self._add_handoffs()
+        self._add_pairs()
+        self._vllm = _VllmNames(self._registry, model_name)
+
+    def _add_handoffs(self) -> None:
         self._handoffs = self._counter("kvpact_handoffs", "Handoffs that ended, by result.", ("result",))
         self._handoff_bytes = self._counter("kvpact_handoff_bytes", "Payload bytes of committed handoffs.")
         self._handoff_s = self._histogram(
@@ -28,6 +45,18 @@ class Metrics:
         self._exposed_s = self._histogram(
             "kvpact_handoff_exposed_seconds", "Part of it after the prompt's compute."
         )
+        self._witness_checks = self._counter(
+            "kvpact_witness_checks", "Handoffs whose witness rows were checked, by result.", ("result",)
+        )
+        self._lossy_error = Histogram(
+            "kvpact_handoff_max_abs_error",
+            "Largest absolute error of a key or value, measured on each handoff whose plan is lossy.",
+            registry=self._registry,
+            buckets=_ERRORS,
+        )
+
+    def _add_pairs(self) -> None:
+        self._canaries = self._counter("kvpact_canary", "Probes of worker pairs, by result.", ("result",))
         self._differences = self._counter(
             "kvpact_contract_differences", "Differences found when workers paired.", ("field", "action")
         )
@@ -35,18 +64,6 @@ class Metrics:
             "kvpact_pair_quarantines", "Pairs put in quarantine, by the failed check's reason.", ("reason",)
         )
         self._pairs = Gauge("kvpact_pairs", "Worker pairs by verdict.", ("verdict",), registry=self._registry)
-        self._blocks = Gauge(
-            "kvpact_blocks",
-            "Blocks of each worker's pool.",
-            ("role", "worker", "state"),
-            registry=self._registry,
-        )
-        self._latencies = {
-            "ttft": self._histogram("kvpact_time_to_first_token_seconds", "Request accepted to first token."),
-            "itl": self._histogram("kvpact_inter_token_seconds", "Time between tokens."),
-            "e2e": self._histogram("kvpact_request_seconds", "Request accepted to last token."),
-        }
-        self._vllm = _VllmNames(self._registry, model_name)
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, text, labels, registry=self._registry)
@@ -54,8 +71,13 @@ class Metrics:
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, registry=self._registry, buckets=_SECONDS)
 
-    def handoff_committed(self, *, payload_bytes: int, handoff_s: float, exposed_s: float) -> None:
-        """Counts one handoff that the decode worker owns now."""
+    def handoff_committed(
+        self, *, payload_bytes: int, handoff_s: float, exposed_s: float, max_abs_error: float | None = None
+    ) -> None:
+        """Counts one handoff that the decode worker owns now; an error is given where its plan is lossy."""
+        self._witness_checks.labels("passed").inc()
+        if max_abs_error is not None:
+            self._lossy_error.observe(max_abs_error)
         self._handoffs.labels("committed").inc()
         self._handoff_bytes.inc(payload_bytes)
         self._handoff_s.observe(handoff_s)
@@ -67,6 +89,14 @@ class Metrics:
         `result` is an error's reason or `cancelled`; `lost_after_commit` is counted besides its `committed`.
         """
         self._handoffs.labels(result).inc()
+
+    def witnesses_refused(self) -> None:
+        """Counts one handoff whose witnesses didn't hold."""
+        self._witness_checks.labels("failed").inc()
+
+    def canary_ran(self, *, passed: bool) -> None:
+        """Counts one probe of a pair."""
+        self._canaries.labels("passed" if passed else "failed").inc()
 
     def pair_quarantined(self, reason: str) -> None:
         """Counts one pair that is put in quarantine."""

@@ -177,12 +177,19 @@ class Exactness(StrEnum):
 
 
 class PlanOp(StrEnum):
-    """Step of a conversion on landing."""
+    """Step of a conversion on landing, in the order in which plans list them."""
 
+    GATHER = "gather"
+    SWAP_BYTES = "swap_bytes"
+    REPACK = "repack"
+    DEQUANTIZE = "dequantize"
     UNROTATE = "unrotate"
-    ROTATE = "rotate"
+    REORDER_LANES = "reorder_lanes"
     RELAYOUT = "relayout"
     REBLOCK = "reblock"
+    ROTATE = "rotate"
+    CAST = "cast"
+    QUANTIZE = "quantize"
 
 
 class FinishReason(StrEnum):

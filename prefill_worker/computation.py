@@ -11,13 +11,20 @@ from typing import Any, TypeVar
 import torch
 
 from kvpact.engine.engine import Engine
-from kvpact.engine.requests import ChunkComputed, SequenceFailed, SequenceRequest, TokenComputed
+from kvpact.engine.requests import (
+    ChunkComputed,
+    SequenceFailed,
+    SequenceRequest,
+    TokenComputed,
+    WitnessesComputed,
+    WitnessRow,
+)
 from kvpact.engine.stream import stream
 from kvpact.errors import KvpactError, Unavailable
-from kvpact.handoff.messages import Buffer
+from kvpact.handoff.messages import Buffer, Witness
 from kvpact.handoff.sender import SendingHandoff
-from kvpact.types import BlockId, SequenceId
-from prefill_worker.jobs import Committed, FirstToken, PrefillJob
+from kvpact.types import BlockId, HandoffId, SequenceId
+from prefill_worker.jobs import Committed, FirstToken
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -26,19 +33,19 @@ logger = logging.getLogger(__name__)
 class Computation:
     """One prompt in the engine. Its blocks are read by the sender and given back on leaving."""
 
-    def __init__(self, engine: Engine, job: PrefillJob, released: asyncio.Event) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        handoff_id: HandoffId,
+        request: SequenceRequest,
+        released: asyncio.Event | None = None,
+    ) -> None:
         """`released`: ends the computation as Unavailable when it is set, at whatever state."""
         self._engine = engine
-        self._handoff_id = job.handoff_id
-        self._released = released
-        self._request = SequenceRequest(
-            token_ids=job.token_ids,
-            sampling=job.sampling,
-            table_length=job.table_length,
-            output_tokens_so_far=len(job.token_ids) - job.original_prompt_tokens,
-            stop_after_first=True,
-            hold_blocks=job.decode is not None,
-        )
+        self._handoff_id = handoff_id
+        self._released = released or asyncio.Event()
+        self._request = request
+        self._witnesses: tuple[WitnessRow, ...] = ()
         self._computed: asyncio.Queue[int | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[TokenComputed] = loop.create_future()
@@ -69,7 +76,9 @@ class Computation:
 
     async def send(self, handoff: SendingHandoff) -> tuple[FirstToken, Committed | None]:
         """Sends blocks as they are computed, then commits; no commit if the first token ends the sequence."""
-        sending = asyncio.ensure_future(handoff.send(self._progress(), self._read, self._to_commit))
+        sending = asyncio.ensure_future(
+            handoff.send(self._progress(), self._read, self._to_commit, self._shown)
+        )
         either: list[asyncio.Future[Any]] = [sending, self._first]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -120,6 +129,8 @@ class Computation:
                         case ChunkComputed():
                             self._blocks = event.blocks
                             self._computed.put_nowait(event.computed_tokens)
+                        case WitnessesComputed():
+                            self._witnesses = event.rows
                         case TokenComputed():
                             self._settle(event)
                         case SequenceFailed():
@@ -142,6 +153,19 @@ class Computation:
         while (computed := await self._computed.get()) is not None:
             yield computed
         await self._first
+
+    def _shown(self) -> tuple[Witness, ...]:
+        positions = self._request.positions
+        return tuple(
+            Witness(
+                layer=row.place.layer,
+                position=row.place.token if positions is None else positions[row.place.token],
+                raw_key=row.raw_key_HD.numpy().tobytes(),
+                attended_key=row.attended_key_HD.numpy().tobytes(),
+                value=row.value_HD.numpy().tobytes(),
+            )
+            for row in self._witnesses
+        )
 
     def _read(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
         chosen = torch.tensor(self._blocks[blocks.start : blocks.stop], dtype=torch.int64)

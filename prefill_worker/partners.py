@@ -10,11 +10,19 @@ from typing import Protocol
 
 from kvpact.clock import Clock
 from kvpact.contract.contract import Contract
-from kvpact.errors import ContractRefused, Fenced
+from kvpact.errors import ContractRefused, DataLoss, Fenced
+from kvpact.handoff.messages import CanaryOutcome
 from kvpact.handoff.port import ReaderPort
 from kvpact.handoff.sender import Sender
 from kvpact.types import Verdict, VerdictWord, WorkerLife
 from prefill_worker.jobs import Partner
+
+
+class Probe(Protocol):
+    """Probes a pair whose contracts agree."""
+
+    async def run(self, sender: Sender, reader: WorkerLife, contract: Contract) -> CanaryOutcome | None:
+        """How it went; None where no probe fits. `contract` is the reader's. Raises KvpactError."""
 
 
 class OwnedPort(ReaderPort, Protocol):
@@ -35,22 +43,36 @@ class Connection:
     port: OwnedPort
     sender: Sender
     verdict: Verdict | None = None
+    canary: CanaryOutcome | None = None
+    """How the pair's probe went; None until it ran, and again after bytes of this pair were refused."""
 
 
 class Partners:
     """Owns the ports. `connect` alone replaces a decode worker's old life by its new one."""
 
-    def __init__(self, *, life: WorkerLife, contract: Contract, clock: Clock, open_port: OpenPort) -> None:
+    def __init__(
+        self,
+        *,
+        life: WorkerLife,
+        contract: Contract,
+        clock: Clock,
+        open_port: OpenPort,
+        probe: Probe | None,
+    ) -> None:
+        """`probe` None: pairs are used as soon as their contracts agree; for laboratory runs."""
         self._life = life
         self._contract = contract
+        self._probe = probe
         self._clock = clock
         self._open_port = open_port
         self._connections: dict[str, Connection] = {}
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """One lock for each decode worker, so that a dead one doesn't hold up the others."""
 
-    async def connect(self, partner: Partner) -> Verdict:
-        """Offers this worker's contract to `partner`; a refusal is a normal answer.
+    async def connect(self, partner: Partner) -> Connection:
+        """Offers this worker's contract to `partner` and probes the pair; a refusal is a normal answer.
+
+        The probe runs once per pair of lives, again after it failed, and after `doubt`.
 
         Raises:
             KvpactError: the partner can't be reached, is another life, or can't read the contract.
@@ -64,21 +86,31 @@ class Partners:
                 held = self._connect(partner)
                 self._connections[name] = held
             answer = await held.sender.pair(partner.life)
-            self._connections[name] = dataclasses.replace(held, verdict=answer.verdict)
-            return answer.verdict
+            verdict, canary = answer.verdict, held.canary
+            if self._probe and verdict.word is not VerdictWord.REJECT and not (canary and canary.passed):
+                canary = await self._probe.run(held.sender, partner.life, answer.reader_contract)
+            paired = dataclasses.replace(held, verdict=verdict, canary=canary)
+            self._connections[name] = paired
+            return paired
+
+    def doubt(self, partner: Partner) -> None:
+        """Makes the pair prove itself by another probe, since the partner refused bytes or rows of it."""
+        held = self._connections.get(partner.life.worker)
+        if held is not None and held.partner == partner:
+            self._connections[partner.life.worker] = dataclasses.replace(held, verdict=None, canary=None)
 
     async def usable(self, partner: Partner) -> Connection:
         """The connection to a partner that took this worker's cache; pairs first where it never did.
 
         Raises:
             ContractRefused: the partner refuses this worker's cache.
+            DataLoss: the pair's probe failed.
             Fenced: another life of that worker has been connected since.
             KvpactError: as `connect`.
         """
         held = self._connections.get(partner.life.worker)
         if held is None or held.verdict is None:
-            await self.connect(partner)
-            held = self._connections[partner.life.worker]
+            held = await self.connect(partner)
         if held.partner != partner:
             raise Fenced(
                 f"decode worker {partner.life.worker} has another life than the one that is meant",
@@ -91,6 +123,11 @@ class Partners:
             raise ContractRefused(
                 f"decode worker {partner.life.worker} refuses the cache of {self._life.worker}: {fields}",
                 verdict=held.verdict,
+            )
+        if held.canary is not None and not held.canary.passed:
+            raise DataLoss(
+                f"the probe of {self._life.worker} with {partner.life.worker} failed: {held.canary.finding}",
+                check="canary",
             )
         return held
 

@@ -8,8 +8,10 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
+from kvpact.contract.witness_places import Place
 from kvpact.engine.engine import Engine
-from kvpact.errors import Fenced, Unavailable
+from kvpact.engine.requests import SequenceRequest
+from kvpact.errors import DataLoss, Fenced, Unavailable
 from kvpact.handoff.terms import make_terms
 from kvpact.types import HandoffId, WorkerLife
 from prefill_worker.computation import Computation
@@ -111,7 +113,7 @@ class Prefiller:
             raise _was_released(job)
 
     async def _alone(self, job: PrefillJob, released: asyncio.Event) -> AsyncGenerator[PrefillEvent, None]:
-        async with Computation(self._engine, job, released) as computation:
+        async with Computation(self._engine, job.handoff_id, _request(job), released) as computation:
             token = await computation.first_token()
         yield token
 
@@ -132,9 +134,13 @@ class Prefiller:
         try:
             async with connection.sender.reserved(terms, job.sampling.max_output_tokens) as handoff:
                 yield Reserved(held_prefix_tokens=handoff.reservation.held_prefix_tokens)
-                async with Computation(self._engine, job, released) as computation:
+                request = _request(job, handoff.places_to_show())
+                async with Computation(self._engine, job.handoff_id, request, released) as computation:
                     first, committed = await computation.send(handoff)
             ended = True
+        except DataLoss:
+            self._partners.doubt(partner)
+            raise
         finally:
             self._count(committed, ended=ended)
         if committed is not None:
@@ -163,6 +169,18 @@ class Prefiller:
             raise Fenced(
                 f"handoff {job.handoff_id.hex()} can't be computed", expected="a new handoff id", found=found
             )
+
+
+def _request(job: PrefillJob, shown: tuple[Place, ...] = ()) -> SequenceRequest:
+    return SequenceRequest(
+        token_ids=job.token_ids,
+        sampling=job.sampling,
+        table_length=job.table_length,
+        output_tokens_so_far=len(job.token_ids) - job.original_prompt_tokens,
+        stop_after_first=True,
+        hold_blocks=job.decode is not None,
+        witness_places=shown,
+    )
 
 
 def _was_released(job: PrefillJob) -> Unavailable:

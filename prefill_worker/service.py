@@ -29,12 +29,13 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
     async def Connect(
         self, request: pb.ConnectRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ConnectResponse:
-        """Pairs this worker with a decode worker."""
+        """Pairs this worker with a decode worker and probes the pair."""
         async with answering(context):
             partner = _partner(request.decode, request.decode_endpoint)
-            verdict = await self._partners.connect(partner)
+            paired = await self._partners.connect(partner)
+            assert paired.verdict is not None, "connect gives a verdict or raises"
             return pb.ConnectResponse(
-                verdict=codec.encode_verdict(verdict), canary=pb.CanaryResult(ran=False)
+                verdict=codec.encode_verdict(paired.verdict), canary=codec.encode_canary(paired.canary)
             )
 
     async def Prefill(

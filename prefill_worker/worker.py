@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kvpact.clock import MonotonicClock, new_incarnation
+from kvpact.clock import MonotonicClock, new_handoff_id, new_incarnation
 from kvpact.config import Config
 from kvpact.engine.engine import Engine
 from kvpact.errors import BadRequest, UnknownHandoff
@@ -14,6 +14,7 @@ from kvpact.handoff.messages import HandoffState, WorkerDescription
 from kvpact.serving.engine_factory import load_engine
 from kvpact.serving.worker_transport import WorkerFront
 from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife, WorkerLoad
+from prefill_worker.canary import Canary
 from prefill_worker.partners import Partners
 from prefill_worker.prefiller import Prefiller
 from prefill_worker.service import add_prefill_service
@@ -36,6 +37,7 @@ class PrefillWorker:
             contract=engine.contract,
             clock=MonotonicClock(),
             open_port=lambda partner: GrpcReaderPort(partner.endpoint, partner.life),
+            probe=Canary(engine, self._life, new_handoff_id),
         )
         self._prefiller = Prefiller(
             engine=engine, life=self._life, partners=self._partners, slots=config.engine.max_sequences

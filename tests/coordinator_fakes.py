@@ -18,7 +18,7 @@ from kvpact.clock import ManualClock
 from kvpact.config import ApiConfig, Config
 from kvpact.errors import KvpactError, Unavailable
 from kvpact.handoff import codec
-from kvpact.handoff.messages import DecodedTokens, WorkerDescription
+from kvpact.handoff.messages import CanaryOutcome, DecodedTokens, WorkerDescription
 from kvpact.handoff.status import answering
 from kvpact.handoff.verdict_codec import EXACTNESSES
 from kvpact.types import (
@@ -52,6 +52,8 @@ from tests.factories import make_contract
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = 0
 VOCAB_SIZE = 264
+"""Rows of the model's embedding, of which the tokenizer uses all but five."""
+TOKENS = 259
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -176,6 +178,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
         self.script = script
         self.life = life
         self.load = make_load()
+        self.contract = make_contract()
         self.requests: list[Any] = []
         self.released: list[tuple[bytes, str]] = []
         self.released_now = asyncio.Event()
@@ -212,7 +215,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
                     worker=codec.encode_life(self.life),
                     role=codec.encode_role(self.role),
                     endpoint=self.endpoint,
-                    contract=codec.encode_contract(make_contract()),
+                    contract=codec.encode_contract(self.contract),
                     load=codec.encode_load(self.load),
                     pid=4242,
                 )
@@ -240,7 +243,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
             WorkerDescription(
                 life=self.life,
                 role=self.role,
-                contract=make_contract(),
+                contract=self.contract,
                 counters=WorkerCounters(computed_prompt_tokens=len(self.requests)),
                 load=self.load,
                 pid=4242,
@@ -270,6 +273,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         super().__init__(script, life)
         self.verdicts: Callable[[str], Verdict] = lambda decode_worker: make_verdict()
         self.connect_faults: list[KvpactError] = []
+        self.canaries: list[CanaryOutcome] = []
+        """Results of probes that coming Connects answer; without one no probe ran."""
         self.connects = 0
         self.hold = False
         """Whether Prefill waits for ever before the first token."""
@@ -286,7 +291,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 raise self.connect_faults.pop(0)
             self.script.check_reachable(codec.decode_life(request.decode))
         verdict = self.verdicts(request.decode.worker)
-        return prefill_pb2.ConnectResponse(verdict=codec.encode_verdict(verdict))
+        canary = self.canaries.pop(0) if self.canaries else None
+        return prefill_pb2.ConnectResponse(
+            verdict=codec.encode_verdict(verdict), canary=codec.encode_canary(canary)
+        )
 
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
         ended = False

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvpact.config import CacheConfig, EngineConfig
-from kvpact.contract.identity import NO_IDENTITY, model_identity
+from kvpact.contract.identity import NO_IDENTITY
+from kvpact.contract.identity_model import model_identity
 from kvpact.contract.sources.huggingface import override_config, read_config
 from kvpact.engine.engine import Engine
 from kvpact.engine.requests import EngineEvent, EngineSettings, SequenceRequest, TokenComputed
@@ -23,8 +24,8 @@ torch.set_num_threads(1)
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN_ID = 0
-VOCAB_SIZE = 264
-"""3 special tokens, 256 bytes, the rest unused."""
+VOCAB_SIZE = 259
+"""3 special tokens and 256 bytes, all of which the tokenizer has."""
 LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

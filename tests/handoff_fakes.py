@@ -35,6 +35,7 @@ from kvpact.handoff.receiver import Receiver
 from kvpact.handoff.sender import Sender
 from kvpact.handoff.service import add_worker_service
 from kvpact.handoff.terms import make_terms
+from kvpact.handoff.trust import CanaryJudge, TakenOnTrust, Verifier
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.types import (
     BlockId,
@@ -80,7 +81,7 @@ class FakeLanding:
     ) -> FakeLandingHandle:
         """See Landing."""
         self.blocks[terms.handoff_id] = tuple(blocks)
-        sizes = {layer.layer: layer for layer in layer_blocks(writer, terms.required)}
+        sizes = {layer.layer: layer for layer in layer_blocks(writer, terms.required, terms.positions)}
         return FakeLandingHandle(landing=self, terms=terms, sizes=sizes)
 
 
@@ -91,6 +92,7 @@ class FakeLandingHandle:
     landing: FakeLanding
     terms: HandoffTerms
     sizes: dict[int, LayerBlocks]
+    max_abs_error: float | None = None
 
     def land(self, header: ChunkHeader, keys: Buffer, values: Buffer) -> None:
         """See LandingHandle."""
@@ -253,8 +255,10 @@ def make_reader(
     blocks: int = 64,
     policy: Policy | None = None,
     limits: ReceiverLimits | None = None,
+    verifier: Verifier | None = None,
+    judge: CanaryJudge | None = None,
 ) -> FakeReader:
-    """A receiver over a pool of 64 blocks, leases of 30 s, and no blocks kept for growth."""
+    """A receiver over 64 blocks, leases of 30 s, no blocks kept for growth, that checks no witness."""
     contract = contract or make_contract()
     clock, pool, landing = ManualClock(), BlockPool(blocks), FakeLanding()
     alarms = FakeAlarms(clock)
@@ -264,6 +268,8 @@ def make_reader(
         policy=policy or Policy(),
         pool=pool,
         landing=landing,
+        verifier=verifier or TakenOnTrust(),
+        judge=judge,
         clock=clock,
         limits=limits or ReceiverLimits(growth_watermark_blocks=0),
         call_later=alarms.call_later,
@@ -344,6 +350,11 @@ async def grpc_wire(
 
 
 WIRES = {"in_process": in_process_wire, "grpc": grpc_wire}
+
+
+def order_of(terms: HandoffTerms) -> tuple[int, ...]:
+    """Prompt and first token, as an order to decode has them."""
+    return (*terms.token_ids, FIRST_TOKEN_ID)
 
 
 async def progress(*computed_tokens: int) -> AsyncGenerator[int, None]:

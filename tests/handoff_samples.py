@@ -19,6 +19,7 @@ from kvpact.handoff import codec
 from kvpact.handoff.chunks import chunk_checksum
 from kvpact.handoff.messages import (
     Adapter,
+    CanaryOutcome,
     Chunk,
     ChunkHeader,
     Commit,
@@ -33,6 +34,7 @@ from kvpact.handoff.messages import (
     RequiredPositions,
     Reservation,
     Witness,
+    WitnessReport,
     WorkerDescription,
 )
 from kvpact.handoff.terms import make_terms
@@ -105,7 +107,7 @@ def full_contract() -> Contract:
         scheme=QuantizationScheme.SYMMETRIC,
         granularity=QuantizationGranularity.TENSOR,
         scale_source=ScaleSource.FIXED,
-        fixed_scales=(0.5, 0.25),
+        fixed_scales=(0.5, 0.25, 0.125, 0.0625),
     )
     return replace(
         contract,
@@ -249,6 +251,9 @@ SAMPLES = {
         codec.encode_answer,
         codec.decode_answer,
     ),
+    "terms_of_canary": _sample(
+        replace(full_terms(), canary=True), handoff_pb2.HandoffTerms, codec.encode_terms, codec.decode_terms
+    ),
     "terms": _sample(full_terms(), handoff_pb2.HandoffTerms, codec.encode_terms, codec.decode_terms),
     "reservation": _sample(
         Reservation(
@@ -277,6 +282,20 @@ SAMPLES = {
     ),
     "receipt": _sample(
         CommitReceipt(exactness=Exactness.LOSSY, max_abs_error=0.0, plan=full_verdict().plan),
+        decode_pb2.PushResponse,
+        codec.encode_receipt,
+        codec.decode_receipt,
+    ),
+    "receipt_of_canary": _sample(
+        CommitReceipt(
+            exactness=Exactness.ROUNDING,
+            max_abs_error=None,
+            plan=(),
+            witnesses=WitnessReport(row_count=6, shows_rotation=True),
+            canary=CanaryOutcome(
+                passed=False, max_abs_error=float("inf"), tolerance=0.0, finding="witness of layer 0"
+            ),
+        ),
         decode_pb2.PushResponse,
         codec.encode_receipt,
         codec.decode_receipt,

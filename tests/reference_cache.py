@@ -5,13 +5,15 @@ Shapes: T tokens, H KV heads, D lanes; B blocks of S tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvpact.contract.contract import Contract, Layout, Rotary, RotaryTable
 from kvpact.contract.convert import TORCH_DTYPES
-from kvpact.types import AxisOrder, KeyState, LaneOrder
+from kvpact.types import AxisOrder, ByteOrder, KeyState, LaneOrder, Packing
 
 JUNK = 7.0
 """What lies behind the last valid token."""
@@ -45,6 +47,36 @@ def stored_keys(
     rotary = contract.group_of(layer).rotary
     turned = turned_THD(raw_THD, rotary, positions) if rotary.key_state is KeyState.ROTATED else raw_THD
     return turned.to(TORCH_DTYPES[contract.layout.key_dtype])
+
+
+def in_lane_order(x_THD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Lanes that are given half-split, as `rotary` stores them."""
+    half = replace(rotary, stored_lane_order=LaneOrder.HALF_SPLIT)
+    out = x_THD.clone()
+    for own, given in zip(_pair_lanes(rotary), _pair_lanes(half), strict=True):
+        out[..., own] = x_THD[..., given]
+    return out
+
+
+def pack_layer(k_THD: torch.Tensor, v_THD: torch.Tensor, layout: Layout) -> tuple[bytes, bytes]:
+    """Keys and values of one layer as any layout stores them, number by number."""
+    numbers = [_in_byte_order(pack(x, layout), x.element_size(), layout) for x in (k_THD, v_THD)]
+    if layout.packing is Packing.SEPARATE:
+        return numbers[0], numbers[1]
+    blocks = -(-len(k_THD) // layout.block_size)
+    sizes = [len(part) // blocks for part in numbers]
+    pieces = [
+        part[b * size : (b + 1) * size]
+        for b in range(blocks)
+        for part, size in zip(numbers, sizes, strict=True)
+    ]
+    return b"".join(pieces), b""
+
+
+def _in_byte_order(data: bytes, number_bytes: int, layout: Layout) -> bytes:
+    if layout.byte_order is ByteOrder.LITTLE:
+        return data
+    return b"".join(data[i : i + number_bytes][::-1] for i in range(0, len(data), number_bytes))
 
 
 def pack(x_THD: torch.Tensor, layout: Layout) -> bytes:

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvpact.contract.contract import Contract, LatentDims, LayerGroup, Rotary, RotaryTable
+from kvpact.contract.contract import (
+    Contract,
+    LatentDims,
+    LayerGroup,
+    Quantization,
+    Rotary,
+    RotaryTable,
+    Shard,
+)
 from kvpact.types import (
     AxisOrder,
     Basis,
@@ -17,7 +25,10 @@ from kvpact.types import (
     LaneOrder,
     LayerKind,
     Packing,
+    QuantizationGranularity,
+    QuantizationScheme,
     RotationSite,
+    ScaleSource,
 )
 from tests.factories import make_contract, make_group, make_inv_freq, make_rotary, with_layout
 
@@ -86,14 +97,60 @@ def contracts(draw: st.DrawFn) -> Contract:
         compute_dtype=draw(st.sampled_from((Dtype.FLOAT32, Dtype.BFLOAT16))),
         architecture=draw(st.sampled_from(("llama", "qwen3"))),
     )
+    key_dtype, key_quantization = draw(number_forms(contract))
+    value_dtype, value_quantization = draw(number_forms(contract))
     return with_layout(
         contract,
         axis_order=draw(st.sampled_from(AxisOrder)),
         block_size=draw(st.integers(1, 40)),
         packing=draw(st.sampled_from(Packing)),
         byte_order=draw(st.sampled_from(ByteOrder)),
-        key_dtype=draw(st.sampled_from(Dtype)),
-        value_dtype=draw(st.sampled_from(Dtype)),
+        key_dtype=key_dtype,
+        value_dtype=value_dtype,
+        key_quantization=key_quantization,
+        value_quantization=value_quantization,
+        shard=draw(shards(contract)),
+    )
+
+
+@st.composite
+def number_forms(draw: st.DrawFn, contract: Contract) -> tuple[Dtype, Quantization]:
+    """A dtype with scales or without, as `validate_contract` takes them."""
+    dtype = draw(st.sampled_from(Dtype))
+    if dtype is not Dtype.INT8 and draw(st.booleans()):
+        return dtype, Quantization()
+    granularity = draw(st.sampled_from(QuantizationGranularity))
+    source = draw(st.sampled_from(ScaleSource))
+    if granularity is QuantizationGranularity.TOKEN:
+        source = ScaleSource.SHIPPED
+    by_layer = granularity is QuantizationGranularity.TENSOR
+    counts = [
+        len(group.layers) * (1 if by_layer or group.kind is LayerKind.MLA_LATENT else group.kv_heads)
+        for group in contract.layer_groups
+    ]
+    scales = tuple(0.25 + 0.125 * i for i in range(sum(counts))) if source is ScaleSource.FIXED else ()
+    scheme = QuantizationScheme.SYMMETRIC
+    return dtype, Quantization(
+        scheme=scheme, granularity=granularity, scale_source=source, fixed_scales=scales
+    )
+
+
+@st.composite
+def shards(draw: st.DrawFn, contract: Contract) -> Shard:
+    """The whole model, or one rank of a split that fits every group."""
+    heads = max(group.kv_heads for group in contract.layer_groups)
+    size = draw(st.sampled_from((1, 1, 2, 4)))
+    rank = draw(st.integers(0, size - 1))
+    start = rank * heads // size
+    end = start + max(1, heads // size)
+    layer_start = draw(st.sampled_from((0, 0, contract.layer_count() - 1)))
+    return replace(
+        contract.layout.shard,
+        tensor_parallel_rank=rank,
+        tensor_parallel_size=size,
+        head_start=start,
+        head_end=end,
+        layer_start=layer_start,
     )
 
 
@@ -105,6 +162,6 @@ def cache_forms(draw: st.DrawFn) -> dict[str, object]:
         "axis_order": draw(st.sampled_from(AxisOrder)),
         "block_size": draw(st.integers(1, 40)),
         "stored_lane_order": draw(st.sampled_from(LaneOrder)),
-        "dtype": draw(st.sampled_from((Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16))),
+        "dtype": draw(st.sampled_from((Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16, Dtype.FLOAT8_E4M3))),
         "theta": draw(st.sampled_from(THETAS)),
     }

@@ -7,13 +7,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from coordinator.api.bodies import read_body
+from coordinator.api.connection import CLIENT_LEFT
 from coordinator.api.context import ApiContext
 from coordinator.api.errors import ApiError, from_http, from_validation
 from coordinator.api.generation import chat, complete
-from coordinator.api.middleware import TOO_LARGE, BodyTooLarge, Gate
+from coordinator.api.middleware import BodyTooLarge, Gate, body_limit
 from coordinator.api.requests import ChatBody, CompletionBody
 from coordinator.api.status import add_status_routes
 from kvpact.errors import BadRequest, KvpactError
@@ -29,38 +32,41 @@ def create_app(context: ApiContext) -> ASGIApp:
     _add_model_routes(app, context)
     add_status_routes(app, context)
     _add_error_handlers(app, context)
-    return Gate(app, context.config.api.api_keys)
+    return Gate(app, context.config.api.api_keys, body_limit(context.model.context))
 
 
 def _add_generation_routes(app: FastAPI, context: ApiContext) -> None:
     @app.post("/v1/completions")
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody, context.context_tokens())
         return await complete(context, body, request)
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody, context.context_tokens())
         return await chat(context, body, request)
 
 
 def _add_model_routes(app: FastAPI, context: ApiContext) -> None:
-    card: dict[str, Any] = {
-        "id": context.model_name,
-        "object": "model",
-        "created": context.started_s,
-        "owned_by": "kvpact",
-        "root": context.model_name,
-        "parent": None,
-        "max_model_len": context.model.context,
-    }
+    def card() -> dict[str, Any]:
+        return {
+            "id": context.model_name,
+            "object": "model",
+            "created": context.started_s,
+            "owned_by": "kvpact",
+            "root": context.model_name,
+            "parent": None,
+            "max_model_len": context.context_tokens(),
+        }
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [card()]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         context.check_model(name)
-        return card
+        return card()
 
 
 def _add_error_handlers(app: FastAPI, context: ApiContext) -> None:
@@ -80,8 +86,15 @@ def _add_error_handlers(app: FastAPI, context: ApiContext) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        too_large = isinstance(error.__cause__, BodyTooLarge)
-        return answer(request, TOO_LARGE if too_large else from_http(error))
+        return answer(request, from_http(error))
+
+    @app.exception_handler(BodyTooLarge)
+    async def too_large(request: Request, error: BodyTooLarge) -> Response:
+        return answer(request, error.told)
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(Exception)
     async def defect(request: Request, _: Exception) -> Response:

@@ -14,7 +14,7 @@ from coordinator.attempt import GenerationRequest
 from coordinator.fleet import Fleet
 from coordinator.lifecycle import Lifecycle
 from coordinator.model_folder import ModelText
-from coordinator.router import choose_pair
+from coordinator.router import choose_pair, served_context
 from kvpact.clock import Clock
 from kvpact.config import Config
 from kvpact.errors import BadRequest, KvpactError
@@ -54,6 +54,10 @@ class ApiContext:
             prompt_tokens=len(request.prompt),
             max_output_tokens=request.sampling.max_output_tokens,
         )
+
+    def context_tokens(self) -> int:
+        """Prompt and output tokens of one request, at most: what every worker that may get it serves."""
+        return served_context(self.fleet.snapshot(), self.model.context)
 
     def obstacle(self) -> KvpactError | None:
         """Why no request that needs a handoff can be served now; None if one can."""

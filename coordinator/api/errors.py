@@ -115,10 +115,7 @@ def from_http(error: HTTPException) -> ApiError:
 def from_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first problem of a body that has the wrong form; `problems` as pydantic lists them."""
     problem = problems[0]
-    where = [str(part) for part in problem["loc"] if part != "body"]
-    if problem["type"] == "json_invalid":
-        why = problem.get("ctx", {}).get("error", "")
-        return ApiError(status=400, message=f"the body is not valid JSON: {why}", code="invalid_json")
+    where = [str(part) for part in problem["loc"]]
     if not where:
         return ApiError(
             status=400, message="the body must be a JSON object sent as application/json", code="invalid_json"
@@ -169,5 +166,10 @@ def _difference(difference: Difference, *, with_values: bool) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """A value as JSON, cut. Looks no further than what is shown."""
+    text = ""
+    for piece in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
+        text += piece
+        if len(text) > 80:
+            return text[:77] + "..."
+    return text

@@ -36,7 +36,9 @@ async def complete(context: ApiContext, body: CompletionBody, request: Request) 
     """POST /v1/completions. Raises KvpactError before anything is sent."""
     _check(context, body)
     request_id: str = request.state.request_id
-    jobs = await completion_jobs(body, context.model, context.config.api, request_id)
+    jobs = await completion_jobs(
+        body, context.model, context.config.api, request_id, context_tokens=context.context_tokens()
+    )
     head = Head(id=f"cmpl-{request_id}", created=wall_time_s(), model=context.model_name)
     shape = CompletionShape(head=head, with_token_ids=bool(body.return_token_ids))
     return await _answer(context, body, request, jobs, shape)
@@ -46,10 +48,12 @@ async def chat(context: ApiContext, body: ChatBody, request: Request) -> Respons
     """POST /v1/chat/completions. Raises KvpactError before anything is sent."""
     _check(context, body)
     request_id: str = request.state.request_id
-    jobs = [await chat_job(body, context.model, context.config.api, request_id)]
+    job = await chat_job(
+        body, context.model, context.config.api, request_id, context_tokens=context.context_tokens()
+    )
     head = Head(id=f"chatcmpl-{request_id}", created=wall_time_s(), model=context.model_name)
     return await _answer(
-        context, body, request, jobs, ChatShape(head=head, with_token_ids=bool(body.return_token_ids))
+        context, body, request, [job], ChatShape(head=head, with_token_ids=bool(body.return_token_ids))
     )
 
 

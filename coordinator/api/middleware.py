@@ -11,27 +11,41 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.errors import ApiError
+from coordinator.api.lengths import MAX_PROMPTS
 from kvpact.clock import new_nonce
 
 MAX_BODY_BYTES = 16 << 20
+BYTES_BESIDE_PROMPTS = 1 << 20
+BYTES_PER_TOKEN = 16
+"""JSON bytes of a token of text, escapes included, with plenty to spare."""
 GUARDED = ("/v1", "/admin")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 
 class BodyTooLarge(Exception):
-    """The body grew beyond MAX_BODY_BYTES while it was read."""
+    """The body grew beyond its limit while it was read."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.told = too_large(limit)
 
 
-TOO_LARGE = ApiError(
-    status=413, message=f"the body is larger than {MAX_BODY_BYTES} bytes", code="request_too_large"
-)
+def body_limit(context_tokens: int) -> int:
+    """Bytes of the largest body: what as many prompts as possible can need, each as long as the context."""
+    return min(MAX_BODY_BYTES, BYTES_BESIDE_PROMPTS + MAX_PROMPTS * context_tokens * BYTES_PER_TOKEN)
+
+
+def too_large(limit: int) -> ApiError:
+    """What the sender of a body with more than `limit` bytes is told."""
+    return ApiError(status=413, message=f"the body is larger than {limit} bytes", code="request_too_large")
 
 
 class Gate:
     """ASGI middleware. Sets scope["state"]["request_id"] and ["has_key"]."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], body_limit: int) -> None:
         self._app = app
+        self._body_limit = body_limit
         self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +67,7 @@ class Gate:
         if refusal is not None:
             await refusal.response()(scope, receive, send_with_id)
             return
-        await self._app(scope, _bounded(receive), send_with_id)
+        await self._app(scope, _bounded(receive, self._body_limit), send_with_id)
 
     def _has_key(self, authorization: str) -> bool:
         scheme, _, key = authorization.partition(" ")
@@ -71,12 +85,12 @@ class Gate:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-            return TOO_LARGE
+        if length.isdecimal() and int(length) > self._body_limit:
+            return too_large(self._body_limit)
         return None
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bounded(receive: Receive, limit: int) -> Receive:
     seen = 0
 
     async def bounded() -> Message:
@@ -84,8 +98,8 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         if message["type"] == "http.request":
             seen += len(message.get("body", b""))
-            if seen > MAX_BODY_BYTES:
-                raise BodyTooLarge
+            if seen > limit:
+                raise BodyTooLarge(limit)
         return message
 
     return bounded

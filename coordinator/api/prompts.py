@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from coordinator.api.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody, Message
+from coordinator.api.lengths import check_prompt_count, context_exceeded, tokens_and_more
+from coordinator.api.requests import ChatBody, CompletionBody, GenerationBody, Message
 from coordinator.attempt import GenerationRequest
 from coordinator.model_folder import ModelText
 from coordinator.stop_strings import StopStrings
@@ -30,28 +31,57 @@ class Job:
     rules: TextRules
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """How long prompt and output of one request may be, in tokens."""
+
+    context: int
+    asked: int | None
+    """Output tokens that the client asked for; None: `default`, or what the context leaves."""
+    default: int
+    param: str
+    """Field in which the client asked."""
+
+    def output_of(self, prompt: Sequence[int]) -> int:
+        """Output tokens after a prompt. Raises BadRequest where the context has no room for those asked."""
+        left = self.context - len(prompt)
+        if self.asked is not None and self.asked > left:
+            raise BadRequest(
+                f"this model's maximum context length is {self.context} tokens, but {self.param} is "
+                f"{self.asked} and the prompt has {len(prompt)} tokens; set {self.param} to at most {left} "
+                "or leave it out",
+                param=self.param,
+                code="context_length_exceeded",
+            )
+        return min(self.asked or self.default, left)
+
+
 async def completion_jobs(
-    body: CompletionBody, model: ModelText, api: ApiConfig, request_id: str
+    body: CompletionBody, model: ModelText, api: ApiConfig, request_id: str, *, context_tokens: int
 ) -> list[Job]:
-    """One job per prompt. Raises BadRequest."""
+    """One job per prompt; `context_tokens` are what the workers serve. Raises BadRequest."""
     prompts = _prompt_list(body.prompt)
-    if len(prompts) > MAX_PROMPTS:
-        raise BadRequest(
-            f"{len(prompts)} prompts in one request; at most {MAX_PROMPTS} are possible", param="prompt"
-        )
+    check_prompt_count(len(prompts))
+    limits = _Limits(
+        context=context_tokens, asked=body.max_tokens, default=api.default_max_tokens, param="max_tokens"
+    )
     add_special = body.add_special_tokens is not False
-    encoded = [await _tokens(prompt, model, add_special_tokens=add_special) for prompt in prompts]
-    asked = body.max_tokens or api.default_max_tokens
+    encoded = [
+        await _tokens(prompt, model, context_tokens, "prompt", add_special_tokens=add_special)
+        for prompt in prompts
+    ]
     return [
-        _job(body, model, prompt, asked, f"{request_id}-{index}" if index else request_id, "/v1/completions")
+        _job(body, model, prompt, limits, f"{request_id}-{index}" if index else request_id, "/v1/completions")
         for index, prompt in enumerate(encoded)
     ]
 
 
-async def chat_job(body: ChatBody, model: ModelText, api: ApiConfig, request_id: str) -> Job:
-    """The job of one chat. Raises BadRequest."""
-    limits = {body.max_completion_tokens, body.max_tokens} - {None}
-    if len(limits) > 1:
+async def chat_job(
+    body: ChatBody, model: ModelText, api: ApiConfig, request_id: str, *, context_tokens: int
+) -> Job:
+    """The job of one chat; `context_tokens` are what the workers serve. Raises BadRequest."""
+    given = {body.max_completion_tokens, body.max_tokens} - {None}
+    if len(given) > 1:
         raise BadRequest(
             f"max_completion_tokens is {body.max_completion_tokens} and max_tokens is {body.max_tokens}; "
             "they mean the same, give one of them",
@@ -61,9 +91,16 @@ async def chat_job(body: ChatBody, model: ModelText, api: ApiConfig, request_id:
         text = await asyncio.to_thread(_render, body, model)
     else:
         text = _render(body, model)
-    prompt = await _tokens(text, model, add_special_tokens=bool(body.add_special_tokens))
-    asked = body.max_completion_tokens or body.max_tokens or api.default_chat_max_tokens
-    return _job(body, model, prompt, asked, request_id, "/v1/chat/completions")
+    prompt = await _tokens(
+        text, model, context_tokens, "messages", add_special_tokens=bool(body.add_special_tokens)
+    )
+    limits = _Limits(
+        context=context_tokens,
+        asked=body.max_completion_tokens or body.max_tokens,
+        default=api.default_chat_max_tokens,
+        param="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
+    )
+    return _job(body, model, prompt, limits, request_id, "/v1/chat/completions")
 
 
 def _render(body: ChatBody, model: ModelText) -> str:
@@ -93,22 +130,22 @@ def _job(
     body: GenerationBody,
     model: ModelText,
     prompt: tuple[int, ...],
-    asked: int,
+    limits: _Limits,
     request_id: str,
     endpoint: str,
 ) -> Job:
-    _check_prompt(prompt, model, "messages" if isinstance(body, ChatBody) else "prompt")
-    table_length = min(len(prompt) + asked, model.context)
+    _check_prompt(prompt, model, limits.context, "messages" if isinstance(body, ChatBody) else "prompt")
+    output = limits.output_of(prompt)
     named = _named_stop_tokens(body, model)
     return Job(
         request=GenerationRequest(
             request_id=request_id,
             endpoint=endpoint,
             prompt=prompt,
-            table_length=table_length,
+            table_length=len(prompt) + output,
             # The model's own end tokens are the workers' to know; ignore_eos tells whether they end the text.
             sampling=Sampling(
-                max_output_tokens=table_length - len(prompt),
+                max_output_tokens=output,
                 stop_token_ids=named,
                 ignore_eos=bool(body.ignore_eos),
             ),
@@ -131,7 +168,9 @@ def _prompt_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[
     return [token_ids] if token_ids else [entry for entry in prompt if isinstance(entry, str | list)]
 
 
-async def _tokens(prompt: str | list[int], model: ModelText, *, add_special_tokens: bool) -> tuple[int, ...]:
+async def _tokens(
+    prompt: str | list[int], model: ModelText, context_tokens: int, param: str, *, add_special_tokens: bool
+) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return tuple(prompt)
     if not prompt:
@@ -140,23 +179,21 @@ async def _tokens(prompt: str | list[int], model: ModelText, *, add_special_toke
         prompt.encode()
     except UnicodeEncodeError as error:
         raise BadRequest(
-            f"the text isn't valid Unicode: {error.reason} at {error.start}", param="prompt"
+            f"the text isn't valid Unicode: {error.reason} at {error.start}", param=param
         ) from error
+    if len(prompt) > context_tokens * model.characters_per_token:
+        found = f"{len(prompt)} characters, of which a token stands for {model.characters_per_token} at most"
+        raise context_exceeded(found, context_tokens, param)
     if len(prompt) <= INLINE_CHARACTERS:
         return model.encode(prompt, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(model.encode, prompt, add_special_tokens=add_special_tokens)
 
 
-def _check_prompt(prompt: Sequence[int], model: ModelText, param: str) -> None:
+def _check_prompt(prompt: Sequence[int], model: ModelText, context_tokens: int, param: str) -> None:
     if not prompt:
         raise BadRequest(f"{param} is empty; give at least one token", param=param)
-    if len(prompt) >= model.context:
-        raise BadRequest(
-            f"this model's maximum context length is {model.context} tokens, but the prompt has "
-            f"{len(prompt)} tokens and at least one more is generated; shorten the prompt",
-            param=param,
-            code="context_length_exceeded",
-        )
+    if len(prompt) >= context_tokens:
+        raise context_exceeded(tokens_and_more(len(prompt)), context_tokens, param)
     _check_ids(prompt, model, param)
 
 

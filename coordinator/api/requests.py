@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from kvpact.errors import BadRequest
 
 MAX_STOPS = 4
-MAX_PROMPTS = 64
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 GREEDY_ONLY = "kvpact decodes greedily only: leave temperature out or set it to 0"
 
 
@@ -33,7 +33,7 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -51,14 +51,14 @@ class GenerationBody(_Body):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     min_tokens: int | None = Field(default=None, ge=0)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
 
-    @field_validator("stop")
+    @field_validator("stop", mode="before")
     @classmethod
-    def _stops_are_few_and_not_empty(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        stops = [stop] if isinstance(stop, str) else stop or []
+    def _stops_are_few_and_not_empty(cls, stop: Any) -> Any:
+        stops = stop if isinstance(stop, list) else [stop]
         if len(stops) > MAX_STOPS:
             raise ValueError(f"has {len(stops)} strings, at most {MAX_STOPS} are possible")
         if "" in stops:
@@ -98,8 +98,15 @@ class ContentPart(_Body):
 class Message(_Body):
     """One message of a chat. Fields beyond these reach the template as they are."""
 
-    role: str = Field(min_length=1)
+    role: str
     content: str | list[ContentPart] | None = None
+
+    @field_validator("role")
+    @classmethod
+    def _role_is_known(cls, role: str) -> str:
+        if role not in ROLES:
+            raise ValueError(f"a role is one of {', '.join(ROLES)}")
+        return role
 
 
 class ChatBody(GenerationBody):
@@ -109,11 +116,11 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     tool_choice: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     function_call: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    modalities: list[str] | None = Field(default=None, fail_fast=True)
     audio: dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator.coordinator import Coordinator
+from coordinator.coordinator import Coordinator, check_exposure
+from kvpact.cli.preflight import check_address, side_contracts
+from kvpact.cli.signals import handlers_kept
 from kvpact.config import Config, EngineConfig
-from kvpact.contract.sources.huggingface import override_config, read_config
 from kvpact.errors import Unavailable
 from kvpact.types import Role
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 PAIRING_DEADLINE_S = 60.0
+RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +42,11 @@ async def local_cluster(config: Config, progress: Progress) -> AsyncIterator[Clu
     """Starts Ray, coordinator and workers; ends them all on leaving, whatever happened."""
     from kvpact.engine.weights import resolve_model
 
+    check_address(config.api.host, config.api.port)
+    check_exposure(config.api)
     progress(f"model {config.model}")
     folder = resolve_model(config.model)
-    for role in (config.prefill, config.decode):
-        override_config(read_config(folder), role.override)
+    side_contracts(config, folder)
     config = config.model_copy(
         update={
             "model": str(folder),
@@ -83,6 +86,11 @@ def _with_threads(config: Config) -> EngineConfig:
     return config.engine.model_copy(update={"threads": threads})
 
 
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """False for Ray's word that it protects the cluster: true of every local one, and nothing to do."""
+    return not record.getMessage().startswith("Token authentication is enabled")
+
+
 @contextlib.contextmanager
 def _local_ray(config: Config) -> Iterator[Supervisor]:
     import ray
@@ -92,14 +100,16 @@ def _local_ray(config: Config) -> Iterator[Supervisor]:
     from prefill_worker.actor import PrefillActor
 
     workers = config.prefill_workers + config.decode_workers
-    ray.init(
-        address="local",
-        num_cpus=max(workers, os.cpu_count() or 1),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-    )
+    logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_worth_saying)
+    with handlers_kept():
+        ray.init(
+            address="local",
+            num_cpus=max(workers, os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
     try:
         yield Supervisor(config, {Role.PREFILL: PrefillActor, Role.DECODE: DecodeActor})
     finally:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvpact.cli.output import EXIT_CONVERT, EXIT_REJECT, console, errors, print_json, reported_errors
-from kvpact.errors import UnreadableSource
 
 if TYPE_CHECKING:
     from kvpact.cli.sources import Loaded
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show contracts, and check whether two sides can share a cache.", no_args_is_help=True)
 
-SOURCES = "Contract file, model folder, config.json or model name."
+SOURCES = "Contract file, model folder, config.json, GGUF file, worker's host:port or model name."
 SETTINGS = "key=value; may be repeated: cache.<key>, max_model_len, or a field of the model's config."
 
-
-ServedBy = Annotated[str | None, typer.Option(metavar="SERVER", hidden=True)]
+SERVER = "transformers, vllm or llama.cpp: whose rule picks the rotary table. Default: kvpact's own."
+ServedBy = Annotated[str | None, typer.Option(metavar="SERVER", help=SERVER)]
 
 
 class Require(StrEnum):
@@ -36,14 +35,20 @@ def show(
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="K=V", help=SETTINGS)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the contract file.")] = False,
     served_by: ServedBy = None,
+    cost: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help="Show instead what a cache of so many tokens costs."),
+    ] = None,
 ) -> None:
     """Prints the contract of a model: every field that decides what the bytes of its cache mean."""
     with reported_errors(as_json=json_output):
         from kvpact.cli.sources import load_source, parse_settings
 
-        _refuse_server(served_by)
-        loaded = load_source(model, parse_settings("--set", setting or []))
+        loaded = load_source(model, parse_settings("--set", setting or [], served_by))
         _notes([("contract", loaded)], json_output=json_output)
+        if cost is not None:
+            _show_cost(loaded, cost, as_json=json_output)
+            return
         if json_output:
             from kvpact.contract.jsonform import contract_to_json
 
@@ -63,20 +68,26 @@ def check(
     require: Annotated[Require, typer.Option(help="accept: a conversion exits 10.")] = Require.USABLE,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     served_by: ServedBy = None,
+    writer_served_by: Annotated[
+        str | None, typer.Option(metavar="SERVER", help="--served-by of the writer alone.")
+    ] = None,
+    reader_served_by: Annotated[
+        str | None, typer.Option(metavar="SERVER", help="--served-by of the reader alone.")
+    ] = None,
 ) -> None:
     """Says whether READER can use what WRITER wrote: accept, convert or reject, and every difference.
 
     Exit code 0: usable. 10: convert, though accept was required. 20: reject. 3: unreadable side. 2: usage.
     """
     with reported_errors(as_json=json_output):
+        from kvpact.cli.check_remedies import with_check_flags
         from kvpact.cli.sources import load_source, parse_settings
 
-        _refuse_server(served_by)
-        writer_settings = parse_settings("--writer-set", writer_set or [])
-        reader_settings = parse_settings("--reader-set", reader_set or [])
+        writer_settings = parse_settings("--writer-set", writer_set or [], writer_served_by or served_by)
+        reader_settings = parse_settings("--reader-set", reader_set or [], reader_served_by or served_by)
         writing, reading = load_source(writer, writer_settings), load_source(reader, reader_settings)
         _notes([("writer", writing), ("reader", reading)], json_output=json_output)
-        verdict = _compare(writing, reading)
+        verdict = with_check_flags(_compare(writing, reading))
         if json_output:
             from kvpact.contract.jsonform import verdict_to_json
 
@@ -88,12 +99,15 @@ def check(
     raise typer.Exit(_exit_code(verdict, require))
 
 
-def _refuse_server(served_by: str | None) -> None:
-    if served_by is not None:
-        raise UnreadableSource(
-            f"--served-by {served_by}: this release knows no other server's rules; leave it out",
-            source=served_by,
-        )
+def _show_cost(loaded: Loaded, tokens: int, *, as_json: bool) -> None:
+    from kvpact.cli.ledger_table import ledger_to_json, print_ledger
+    from kvpact.contract.ledger import ledger
+
+    costs = ledger(loaded.contract, tokens)
+    if as_json:
+        print_json(ledger_to_json(costs))
+    else:
+        print_ledger(costs)
 
 
 def _compare(writer: Loaded, reader: Loaded) -> Verdict:

@@ -94,6 +94,13 @@ def _group_facts(group: LayerGroup) -> Iterable[tuple[str, str]]:
     yield "softmax scale", f"{group.softmax_scale:.9g}"
     if group.softcap is not None:
         yield "softcap", f"{group.softcap:.9g}"
+    if group.sinks:
+        yield "sinks", "one a query head"
+    if group.temperature is not None:
+        yield "temperature", f"{group.temperature.formula} of {_numbers(group.temperature.parameters)}"
+    if group.latent is not None:
+        parts = [f"{group.latent.latent_dim} latent", f"{group.latent.rope_dim} rotary"]
+        yield "latent row", " then ".join(parts if group.latent.content_first else reversed(parts)) + " lanes"
     yield "stored keys", rotary.key_state.value
     if rotary.key_state is KeyState.NONE:
         return
@@ -104,15 +111,24 @@ def _group_facts(group: LayerGroup) -> Iterable[tuple[str, str]]:
     )
     yield "frequencies", rotary.frequency_policy.value
     for table in rotary.tables:
-        bound = "" if table.upper_length is None else f" up to {table.upper_length} tokens"
-        yield f"inv_freq{bound}", _frequencies(table.inv_freq)
-        yield f"amplitude{bound}", f"{table.amplitude:.9g}"
+        bound = "" if table.upper_length is None else f", up to {table.upper_length} tokens"
+        yield "inv_freq", f"{_frequencies(table.inv_freq)}{bound}"
+        yield "amplitude", f"{table.amplitude:.9g}{bound}"
+    if rotary.formula is not None:
+        yield "beyond that", f"{rotary.formula.name} of {_numbers(rotary.formula.parameters)}"
+    if rotary.mrope_sections:
+        how = "interleaved" if rotary.mrope_interleaved else "in runs"
+        yield "M-RoPE sections", f"{', '.join(str(lanes) for lanes in rotary.mrope_sections)}, {how}"
 
 
 def _frequencies(inv_freq: tuple[float, ...]) -> str:
     shown = ", ".join(f"{value:.9g}" for value in inv_freq[:SHOWN_FREQUENCIES])
     rest = f", ... {inv_freq[-1]:.9g} ({len(inv_freq)} numbers)" if len(inv_freq) > SHOWN_FREQUENCIES else ""
     return shown + rest
+
+
+def _numbers(parameters: Iterable[float]) -> str:
+    return ", ".join(f"{value:.9g}" for value in parameters)
 
 
 def _difference_cells(difference: Difference) -> tuple[Text, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +17,13 @@ from kvpact.cli.flags import (
     PrefillOverrideFlag,
     cluster_config,
 )
-from kvpact.cli.output import EXIT_REJECT, print_json, progress, reported_errors
+from kvpact.cli.output import EXIT_REJECT, EXIT_STOPPED, print_json, progress, reported_errors
+from kvpact.cli.signals import stops
 from kvpact.config import Config
 from kvpact.errors import BadRequest
+
+if TYPE_CHECKING:
+    from kvpact.cli.cluster import Cluster
 
 DEFAULT_PROMPT = "What is the capital of France?"
 
@@ -28,9 +32,11 @@ def demo(
     *,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="What to ask; may be repeated, one handoff each.", show_default=False),
+        typer.Option(
+            metavar="TEXT", help="What to ask; may be repeated, one handoff each.", show_default=False
+        ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Output tokens per prompt.")] = 48,
     model: ModelFlag = None,
     config: ConfigFlag = None,
     prefill_cache: PrefillCacheFlag = None,
@@ -56,24 +62,33 @@ def demo(
             decode_override=decode_override,
             more={"api": {"port": 0}, "prefill_workers": 1, "decode_workers": 1},
         )
-        refused = asyncio.run(_run(settings, prompts, max_tokens, json_output=json_output))
+        try:
+            refused = asyncio.run(_run(settings, prompts, max_tokens, json_output=json_output))
+        except asyncio.CancelledError:
+            raise typer.Exit(EXIT_STOPPED) from None
     if refused:
         raise typer.Exit(EXIT_REJECT)
 
 
 async def _run(config: Config, prompts: list[str], max_tokens: int, *, json_output: bool) -> bool:
     from kvpact.cli.cluster import local_cluster
+
+    with stops():
+        async with local_cluster(config, progress) as cluster:
+            return await _ask_all(cluster, prompts, max_tokens, json_output=json_output)
+
+
+async def _ask_all(cluster: Cluster, prompts: list[str], max_tokens: int, *, json_output: bool) -> bool:
     from kvpact.cli.demo_report import ask, print_answer, print_pair
 
-    async with local_cluster(config, progress) as cluster:
-        for index, prompt in enumerate(prompts):
-            report = await ask(cluster.coordinator, prompt, max_tokens)
-            if json_output:
-                print_json(report.to_json())
-                return report.refused
-            if index == 0:
-                print_pair(report)
-            print_answer(report)
-            if report.refused:
-                return True
+    for index, prompt in enumerate(prompts):
+        report = await ask(cluster.coordinator, prompt, max_tokens)
+        if json_output:
+            print_json(report.to_json())
+            return report.refused
+        if index == 0:
+            print_pair(report)
+        print_answer(report)
+        if report.refused:
+            return True
     return False

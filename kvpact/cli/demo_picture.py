@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.generation import Answer
+from kvpact.cli.refusal import picture_refusal
 from kvpact.handoff.messages import WorkerDescription
-from kvpact.types import Difference, Exactness, PlanStep, Verdict, VerdictWord
+from kvpact.types import Exactness, PlanStep, Verdict, VerdictWord
 
 STYLES = {VerdictWord.ACCEPT: "green", VerdictWord.CONVERT: "yellow", VerdictWord.REJECT: "red"}
 ARROWS = {
@@ -30,8 +31,7 @@ def picture_pair(prefill: WorkerDescription, decode: WorkerDescription, verdict:
     for step in verdict.plan:
         middle.append(f"\n{_step(step)}", style="dim")
     grid.add_row(_side("prefill (writer)", prefill), middle, _side("decode (reader)", decode))
-    refusing = [_refusal(difference) for difference in verdict.differences] if verdict.plan == () else []
-    return Group(grid, *refusing)
+    return Group(grid, picture_refusal(verdict))
 
 
 def picture_answer(prompt: str, answer: Answer) -> RenderableType:
@@ -39,6 +39,8 @@ def picture_answer(prompt: str, answer: Answer) -> RenderableType:
     cost = "one token needs no handoff"
     if answer.handoff_bytes is not None and answer.handoff_s is not None:
         cost = f"{answer.handoff_bytes:,} bytes handed over in {answer.handoff_s * 1000:.1f} ms"
+    if answer.max_abs_error is not None:
+        cost += f", numbers off by up to {answer.max_abs_error:.2g}"
     tokens = len(answer.token_ids)
     line = f"{cost}; first token after {answer.ttft_s * 1000:.0f} ms, {tokens} token{'s' * (tokens != 1)}"
     return Group(
@@ -63,21 +65,3 @@ def _step(step: PlanStep) -> str:
     if step.exactness is Exactness.ROUNDING and step.bound_epsilons is not None:
         return f"{step.op}: ± {step.bound_epsilons:g} epsilons"
     return f"{step.op}: {str(step.exactness).replace('_', ' ')}"
-
-
-def _refusal(difference: Difference) -> RenderableType:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
-    rows = (
-        ("prefill", difference.writer),
-        ("decode", difference.reader),
-        ("why", difference.explanation),
-        ("do", difference.remedy),
-    )
-    for name, text in rows:
-        if text:
-            facts.add_row(name, Text(text))
-    return Group(
-        Text(f"{difference.field} ({difference.action})", style="bold"), Padding(facts, (0, 0, 0, 2))
-    )

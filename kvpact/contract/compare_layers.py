@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from kvpact.contract.contract import LayerGroup, Layout, Rotary, RotaryTable
@@ -16,9 +17,10 @@ from kvpact.contract.describe import (
 )
 from kvpact.contract.explain import explain_gap
 from kvpact.contract.findings import Finding
-from kvpact.contract.plan import TURN_BOUND_EPSILONS, turn_between
+from kvpact.contract.numbers import key_form
+from kvpact.contract.plan import turn_between, turn_bound
 from kvpact.contract.tables import PHASE_TOLERANCE_RAD, moves_within, table_at, table_gap
-from kvpact.types import Basis, KeyState, QuantizationScheme, Relation, RotationSite
+from kvpact.types import Basis, KeyState, Relation, RotationSite
 
 AMPLITUDE_TOLERANCE = 1e-6
 """Relative difference of amplitudes that counts as none."""
@@ -87,8 +89,8 @@ def _compare_key_state(writer: LayerSide, reader: LayerSide, reach: int) -> list
                 writer=ours.key_state,
                 reader=theirs.key_state,
                 relation=relation,
-                explanation=obstacle
-                or "read without a conversion, a key would be rotated twice or not at all",
+                explanation=obstacle or _turning_text(writer, reader),
+                lossy=not obstacle and turn_bound(key_form(writer.layout), key_form(reader.layout)) is None,
             )
         )
     if ours.site is not theirs.site:
@@ -104,10 +106,6 @@ def _obstacle_to_turning(writer: LayerSide, reader: LayerSide, reach: int) -> st
     if turn_between(writer.rotary, reader.rotary) is None:
         return "one side rotates the layer's keys, the other gives them no position at all"
     for side in (writer, reader):
-        if side.layout.key_quantization.scheme is not QuantizationScheme.NONE:
-            return "quantised keys can't be turned"
-        if side.layout.key_dtype not in TURN_BOUND_EPSILONS:
-            return f"keys in {side.layout.key_dtype} can't be turned"
         if side.rotary.basis is not Basis.IDENTITY:
             return f"keys in the {side.rotary.basis} basis can't be turned"
         if side.rotary.mrope_sections:
@@ -117,18 +115,28 @@ def _obstacle_to_turning(writer: LayerSide, reader: LayerSide, reach: int) -> st
     return ""
 
 
+def _turning_text(writer: LayerSide, reader: LayerSide) -> str:
+    text = "read without a conversion, a key would be rotated twice or not at all"
+    if turn_bound(key_form(writer.layout), key_form(reader.layout)) is None:
+        text += "; turning keys that are stored in eight bits rounds each of them once more"
+    return text
+
+
 def _compare_rotary(writer: Rotary, reader: Rotary) -> list[Finding]:
     findings: list[Finding] = []
     findings += _compare_text("rotary_dim", str(writer.rotary_dim), str(reader.rotary_dim))
     findings += _compare_text("lane_offset", str(writer.lane_offset), str(reader.lane_offset))
     if writer.stored_lane_order is not reader.stored_lane_order:
+        mixed = Basis.IDENTITY not in (writer.basis, reader.basis)
         findings.append(
             Finding(
                 field="stored_lane_order",
                 writer=writer.stored_lane_order,
                 reader=reader.stored_lane_order,
-                relation=Relation.INCOMPATIBLE,
-                explanation="rotary lanes would pair with the wrong partners",
+                relation=Relation.INCOMPATIBLE if mixed else Relation.CONVERTIBLE,
+                explanation="each stored lane is a mix of all of them, so none can be moved"
+                if mixed
+                else "read without a conversion, rotary lanes would pair with the wrong partners",
             )
         )
     findings += _compare_text("mrope_sections", describe_sections(writer), describe_sections(reader))
@@ -170,6 +178,7 @@ def _compare_tables(writer: LayerSide, reader: LayerSide, reach: int) -> list[Fi
     return findings
 
 
+@functools.lru_cache(maxsize=64)
 def _table_finding(writer: RotaryTable, reader: RotaryTable, reach: int) -> Finding:
     gap = table_gap(writer, reader, reach=reach)
     same_lanes = len(writer.inv_freq) == len(reader.inv_freq)

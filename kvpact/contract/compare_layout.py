@@ -1,72 +1,63 @@
-"""Compares how bytes lie: axes, blocks, number formats, shards."""
+"""Compares how bytes lie: axes, blocks, packing, byte order, number formats."""
 
 from __future__ import annotations
 
-from kvpact.contract.contract import Contract, Layout
-from kvpact.contract.describe import describe_quantization, describe_shard
+from kvpact.contract.contract import Contract
+from kvpact.contract.describe import describe_quantization
 from kvpact.contract.findings import Finding
-from kvpact.types import QuantizationScheme, Relation, ScaleSource
+from kvpact.contract.numbers import NumberForm, key_form, loses, value_form
+from kvpact.types import Dtype, Relation
 
-_NOT_YET = "no conversion is known"
+_MISREAD = "the same bytes read as {reader} are other numbers; widening to {reader} is exact"
+_NARROWED = "{reader} doesn't hold every number of {writer}: a conversion rounds once more"
+_SCALED = "stored numbers mean something under the writer's scales only; a conversion makes them anew"
 
 
 def compare_layout(writer: Contract, reader: Contract) -> list[Finding]:
-    """Every layout field on which the sides differ."""
+    """Every layout field but the shard on which the sides differ; each can be converted."""
     ours, theirs = writer.layout, reader.layout
-    movable = _scales_stay_put(ours) and _scales_stay_put(theirs)
-    findings = _moved("axis_order", ours.axis_order, theirs.axis_order, movable)
-    findings += _moved("block_size", str(ours.block_size), str(theirs.block_size), movable)
-    findings += _fixed("packing", ours.packing, theirs.packing)
-    findings += _fixed("byte_order", ours.byte_order, theirs.byte_order)
-    if ours.shard != theirs.shard and not (_holds_all(writer) and _holds_all(reader)):
-        findings += _fixed("shard", describe_shard(ours.shard), describe_shard(theirs.shard))
-    findings += _fixed("key_dtype", ours.key_dtype, theirs.key_dtype)
-    findings += _fixed("value_dtype", ours.value_dtype, theirs.value_dtype)
-    if ours.key_quantization != theirs.key_quantization:
-        texts = describe_quantization(ours.key_quantization), describe_quantization(theirs.key_quantization)
-        findings.append(_refused("key_quantization", *texts))
-    if ours.value_quantization != theirs.value_quantization:
-        texts = (
-            describe_quantization(ours.value_quantization),
-            describe_quantization(theirs.value_quantization),
-        )
-        findings.append(_refused("value_quantization", *texts))
+    findings = _moved("axis_order", ours.axis_order, theirs.axis_order)
+    findings += _moved("block_size", str(ours.block_size), str(theirs.block_size))
+    findings += _moved("packing", ours.packing, theirs.packing)
+    findings += _moved("byte_order", ours.byte_order, theirs.byte_order)
+    findings += _compare_numbers("key", key_form(ours), key_form(theirs))
+    findings += _compare_numbers("value", value_form(ours), value_form(theirs))
     return findings
 
 
-def _moved(field: str, writer: str, reader: str, movable: bool) -> list[Finding]:
+def _moved(field: str, writer: str, reader: str) -> list[Finding]:
     if writer == reader:
         return []
-    if not movable:
-        return [_refused(field, writer, reader)]
     return [Finding(field=field, writer=writer, reader=reader, relation=Relation.CONVERTIBLE)]
 
 
-def _fixed(field: str, writer: str, reader: str) -> list[Finding]:
-    return [] if writer == reader else [_refused(field, writer, reader)]
+def _compare_numbers(side: str, writer: NumberForm, reader: NumberForm) -> list[Finding]:
+    findings: list[Finding] = []
+    lossy = loses(writer, reader)
+    if writer.dtype is not reader.dtype:
+        findings.append(
+            Finding(
+                field=f"{side}_dtype",
+                writer=writer.dtype,
+                reader=reader.dtype,
+                relation=Relation.CONVERTIBLE,
+                lossy=lossy,
+                explanation=_on_dtypes(writer.dtype, reader.dtype, lossy),
+            )
+        )
+    if writer.quantization != reader.quantization:
+        findings.append(
+            Finding(
+                field=f"{side}_quantization",
+                writer=describe_quantization(writer.quantization),
+                reader=describe_quantization(reader.quantization),
+                relation=Relation.CONVERTIBLE,
+                lossy=True,
+                explanation=_SCALED,
+            )
+        )
+    return findings
 
 
-def _refused(field: str, writer: str, reader: str) -> Finding:
-    return Finding(
-        field=field, writer=writer, reader=reader, relation=Relation.INCOMPATIBLE, explanation=_NOT_YET
-    )
-
-
-def _scales_stay_put(layout: Layout) -> bool:
-    """Whether tokens can move between blocks without scales that move along."""
-    return all(
-        quantization.scheme is QuantizationScheme.NONE or quantization.scale_source is ScaleSource.FIXED
-        for quantization in (layout.key_quantization, layout.value_quantization)
-    )
-
-
-def _holds_all(contract: Contract) -> bool:
-    shard = contract.layout.shard
-    heads = max((group.kv_heads for group in contract.layer_groups), default=0)
-    layers = max((layer + 1 for group in contract.layer_groups for layer in group.layers), default=0)
-    whole_heads = shard.head_start <= 0 and shard.head_end >= heads
-    return (
-        shard.tensor_parallel_size == 1
-        and whole_heads
-        and shard.layer_start <= 0 <= layers <= shard.layer_end
-    )
+def _on_dtypes(writer: Dtype, reader: Dtype, lossy: bool) -> str:
+    return (_NARROWED if lossy else _MISREAD).format(writer=writer, reader=reader)

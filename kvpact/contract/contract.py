@@ -130,17 +130,21 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Map between stored and real numbers."""
+    """Map between stored and real numbers: real = stored * scale, at least one for each layer and side."""
 
     scheme: QuantizationScheme = QuantizationScheme.NONE
     granularity: QuantizationGranularity | None = None
     scale_source: ScaleSource | None = None
     fixed_scales: tuple[float, ...] = ()
+    """By layer and, for granularity HEAD, then by head of the whole model; shipped scales aren't here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Part of the model that a worker holds; ranges are half open."""
+    """Part of the model that a worker holds; ranges are half open.
+
+    Heads are those of the group with most of them; a group with fewer splits in the same proportion.
+    """
 
     tensor_parallel_rank: int
     tensor_parallel_size: int
@@ -165,7 +169,7 @@ class Layout:
     shard: Shard
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Contract:
     """The whole meaning of one side's cache."""
 

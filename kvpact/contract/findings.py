@@ -60,7 +60,7 @@ REMEDIES: dict[str, str] = {
     "block_size": _cache("block_size"),
     "packing": _ENGINE,
     "byte_order": _ENGINE,
-    "shard": "run both sides with the same split of heads and layers",
+    "shard": "run both sides with one split of heads and layers, into ranks whose number divides the heads",
     "key_dtype": _cache("dtype"),
     "value_dtype": _cache("dtype"),
     "key_quantization": _cache("dtype"),
@@ -80,6 +80,8 @@ class Finding:
     reader: str
     relation: Relation
     explanation: str = ""
+    lossy: bool = False
+    """Whether bridging it loses precision beyond rounding; for CONVERTIBLE only."""
 
     def __post_init__(self) -> None:
         assert self.field in REMEDIES, self.field

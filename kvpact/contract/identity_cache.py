@@ -1,4 +1,4 @@
-"""Tensor digests of weight files, kept in the user's cache folder by path, size and modification time."""
+"""Tensor digests of weight files, kept in the user's cache folder for as long as the files are the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
-FORM = 1
+FORM = 2
 """Grows when the digests of unchanged files change."""
 
 
@@ -23,10 +23,17 @@ def cache_folder() -> Path:
 
 
 def cache_entry(files: Sequence[Path], how: Sequence[object]) -> Path:
-    """Where the digests of these files, as they are now and taken in the way `how`, are kept."""
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = json.dumps([FORM, stats, [str(part) for part in how]])
+    """Where the digests of these files, as they are now and taken in the way `how`, are kept.
+
+    A modification time can be set back, by `cp -p` or an archive; the change time and the inode can't.
+    """
+    key = json.dumps([FORM, [_state(file) for file in files], [str(part) for part in how]])
     return cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+def _state(file: Path) -> tuple[str, int, int, int, int]:
+    stat = file.stat()
+    return str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def load_digests(entry: Path) -> dict[str, str] | None:

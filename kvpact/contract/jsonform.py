@@ -234,7 +234,7 @@ def _quantization(fields: Fields) -> Quantization:
         scheme=fields.word("scheme", QuantizationScheme),
         granularity=fields.optional_word("granularity", QuantizationGranularity),
         scale_source=fields.optional_word("scale_source", ScaleSource),
-        fixed_scales=fields.numbers("fixed_scales"),
+        fixed_scales=fields.float32s("fixed_scales"),
     )
     fields.close()
     return quantization

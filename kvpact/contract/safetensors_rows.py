@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpact.contract.json_file import read_json_object
 from kvpact.errors import UnreadableSource
 
 STORED_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
@@ -28,14 +29,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(_json(index).get("weight_map", {}).values()))
-        files = tuple(folder / name for name in names)
-        for file in files:
-            if file.parent != folder or not file.is_file():
-                raise UnreadableSource(
-                    f"{index} names {file.name}, which isn't in the folder", source=str(folder)
-                )
-        return files
+        return _indexed(folder, index)
     single = folder / "model.safetensors"
     files = (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
     pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
@@ -49,14 +43,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Every tensor of one file as (transformers' state-dict name, float32 array).
+    """Every tensor of one file as (stored name, float32 array).
 
     Raises:
         UnreadableSource: the header is broken, or a tensor lies outside the file or is stored quantised.
     """
     header, data = _open(file)
     for name in sorted(header):
-        yield _state_dict_name(name), _tensor(file, name, header[name], data)
+        yield name, _tensor(file, name, header[name], data)
 
 
 def _open(file: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
@@ -69,7 +63,7 @@ def _open(file: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
             )
         try:
             header = json.loads(stream.read(header_bytes))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnreadableSource(f"{file} isn't safetensors: {error}", source=str(file)) from error
     if not isinstance(header, dict):
         raise UnreadableSource(f"{file} isn't safetensors: its header is no object", source=str(file))
@@ -88,7 +82,7 @@ def _tensor(file: Path, name: str, entry: Any, data: NDArray[np.uint8]) -> NDArr
             known = ", ".join(STORED_TYPES)
             raise ValueError(f"stored as {stored}, expected one of {known}; give plain, unquantised weights")
         numbers = data[start:end].view(STORED_TYPES[stored]).reshape(shape)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UnreadableSource(
             f"{file}: tensor {name} can't be read: {error}", source=str(file), key=name
         ) from error
@@ -97,16 +91,15 @@ def _tensor(file: Path, name: str, entry: Any, data: NDArray[np.uint8]) -> NDArr
     return numbers.astype("<f4", copy=False)
 
 
-def _state_dict_name(name: str) -> str:
-    """Base models are saved without the prefix under which the whole model has them."""
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnreadableSource(f"can't read {path}: {error}", source=str(path)) from error
-    if not isinstance(value, dict):
-        raise UnreadableSource(f"{path} holds no JSON object", source=str(path))
-    return value
+def _indexed(folder: Path, index: Path) -> tuple[Path, ...]:
+    places = read_json_object(index).get("weight_map", {})
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise UnreadableSource(f"{index}: weight_map is no object of file names", source=str(folder))
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    names = sorted(set(places.values()))
+    for name in names:
+        if name not in present:
+            raise UnreadableSource(
+                f"{index} names {name[:200]}, which isn't in the folder", source=str(folder)
+            )
+    return tuple(folder / name for name in names)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kvpact.contract.contract import Rotary, RotaryTable
+from kvpact.contract.rope import formula_table
 from kvpact.types import FrequencyPolicy
 
 PHASE_TOLERANCE_RAD = 0.02
@@ -15,14 +16,21 @@ PHASE_TOLERANCE_RAD = 0.02
 def table_at(rotary: Rotary, *, length: int, context_tokens: int) -> RotaryTable | None:
     """The table that turns keys of a request of `length` tokens on a side serving `context_tokens`.
 
-    None where the side has no numbers for that length: no tables at all, or a formula beyond them.
+    None where the side has no numbers for that length: no tables at all, or beyond them a formula that isn't
+    known or gives other lanes than those that turn.
     """
     if rotary.frequency_policy is FrequencyPolicy.BY_SERVED_LENGTH:
         length = context_tokens
     for table in rotary.tables:
         if table.upper_length is None or length <= table.upper_length:
             return table
-    return rotary.tables[-1] if rotary.tables and rotary.formula is None else None
+    if rotary.formula is None:
+        return rotary.tables[-1] if rotary.tables else None
+    try:
+        table = formula_table(rotary.formula, length)
+    except ValueError:
+        return None
+    return table if len(table.inv_freq) * 2 == rotary.rotary_dim else None
 
 
 def moves_within(rotary: Rotary, reach: int) -> bool:

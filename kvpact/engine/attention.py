@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from kvpact.contract.contract import LayerGroup
 from kvpact.contract.rotation import Rotation, rotate
 from kvpact.engine.trace import Attended, Recorder
+from kvpact.engine.witness_tap import AttendedRows, WitnessTap
 from kvpact.kvcache.paged_cache import PagedCache
 from kvpact.types import KeyState, LaneOrder
 
@@ -29,6 +30,7 @@ class Bundle:
     key_rotation: Rotation | None
     """Angles [B, 1, n, R / 2] to lay on keys as they are read; None if they need none."""
     recorders: tuple[Recorder | None, ...]
+    taps: tuple[WitnessTap | None, ...]
     query_positions_Bt: torch.Tensor
     key_positions: tuple[torch.Tensor, ...]
 
@@ -64,10 +66,10 @@ def attend_layer(
             k_BHnD = rotate(k_BHnD, bundle.key_rotation)
         v_BHnD = cache.values_at(layer, bundle.key_rows_BHn).to(q_TQD.dtype)
         q_BtQD = q_TQD[bundle.query_rows_Bt]
-        _tell(bundle, layer, q_BtQD, k_BHnD, step.group.softmax_scale)
-        out_TQD[bundle.query_rows_Bt] = attend(
-            q_BtQD, k_BHnD, v_BHnD, bundle.visible_Btn, step.group.softmax_scale
-        )
+        out_BtQD = attend(q_BtQD, k_BHnD, v_BHnD, bundle.visible_Btn, step.group.softmax_scale)
+        _tell(bundle, layer, (q_BtQD, k_BHnD, v_BHnD, out_BtQD), step.group.softmax_scale)
+        _tap(bundle, layer, k_THD, v_THD, k_BHnD)
+        out_TQD[bundle.query_rows_Bt] = out_BtQD
     return out_TQD
 
 
@@ -116,7 +118,9 @@ def _to_stored_lanes(group: LayerGroup, x_THD: torch.Tensor) -> torch.Tensor:
     return torch.cat((x_THD[..., :start], lanes, x_THD[..., end:]), dim=-1)
 
 
-def _tell(bundle: Bundle, layer: int, q_BtQD: torch.Tensor, k_BHnD: torch.Tensor, scale: float) -> None:
+def _tell(bundle: Bundle, layer: int, attended: tuple[torch.Tensor, ...], scale: float) -> None:
+    """Tells recorders of queries, keys, values and output."""
+    q_BtQD, k_BHnD, v_BHnD, out_BtQD = attended
     for row, recorder in enumerate(bundle.recorders):
         if recorder is None:
             continue
@@ -128,6 +132,22 @@ def _tell(bundle: Bundle, layer: int, q_BtQD: torch.Tensor, k_BHnD: torch.Tensor
                 q_TQD=q_BtQD[row],
                 key_positions_n=key_positions_n,
                 k_nHD=k_BHnD[row, :, : key_positions_n.numel()].transpose(0, 1),
+                v_nHD=v_BHnD[row, :, : key_positions_n.numel()].transpose(0, 1),
+                out_TQD=out_BtQD[row],
                 scale=scale,
             )
         )
+
+
+def _tap(bundle: Bundle, layer: int, k_THD: torch.Tensor, v_THD: torch.Tensor, k_BHnD: torch.Tensor) -> None:
+    for row, tap in enumerate(bundle.taps):
+        if tap is None:
+            continue
+        new_rows = bundle.query_rows_Bt[row]
+        rows = AttendedRows(
+            first=bundle.key_positions[row].numel() - new_rows.numel(),
+            k_tHD=k_THD[new_rows],
+            v_tHD=v_THD[new_rows],
+            k_HnD=k_BHnD[row],
+        )
+        tap.take(layer, rows)

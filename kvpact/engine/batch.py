@@ -16,6 +16,7 @@ from kvpact.contract.contract import LayerGroup
 from kvpact.contract.rotation import Rotation, rotation_at
 from kvpact.engine.attention import Bundle, GroupStep, attend_layer
 from kvpact.engine.trace import Recorder
+from kvpact.engine.witness_tap import WitnessTap
 from kvpact.kvcache.paged_cache import PagedCache
 from kvpact.types import BlockId, KeyState
 
@@ -29,6 +30,7 @@ class Span:
     blocks: Sequence[BlockId]
     samples: bool
     recorder: Recorder | None = None
+    tap: WitnessTap | None = None
 
     @property
     def cached(self) -> int:
@@ -93,6 +95,8 @@ class Step:
             slots_Bn[row, :count] = cache.slots(span.blocks, 0, count)
             key_positions_Bn[row, :count] = torch.tensor(span.positions, device=device)
             real_Bn[row, :count] = True
+            # What is gathered but not seen is weighted 0, and 0 times a stranger's NaN isn't 0.
+            slots_Bn[row, count:] = slots_Bn[row, count - 1]
         query_rows_Bt = torch.stack(
             [
                 torch.arange(self._starts[index], self._starts[index] + len(self._spans[index].token_ids))
@@ -110,6 +114,7 @@ class Step:
             visible_Btn=visible_Btn,
             key_rotation=self._key_rotation(group, key_positions_Bn),
             recorders=tuple(span.recorder for span in spans),
+            taps=tuple(span.tap for span in spans),
             query_positions_Bt=query_positions_Bt,
             key_positions=tuple(
                 key_positions_Bn[row, : len(span.positions)] for row, span in enumerate(spans)

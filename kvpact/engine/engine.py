@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
+from itertools import count, pairwise
 
 import torch
 
@@ -19,6 +19,7 @@ from kvpact.engine.requests import (
     SequenceFailed,
     SequenceRequest,
     TokenComputed,
+    WitnessesComputed,
 )
 from kvpact.engine.runner import Runner
 from kvpact.engine.scheduler import Outcome, Rows, Scheduler
@@ -50,7 +51,7 @@ class Engine:
         )
         self._listeners: dict[SequenceId, OnEvent] = {}
         self._counters = EngineCounters()
-        self._ids = itertools.count(1)
+        self._ids = count(1)
         self._changed = threading.Condition()
         """Guards everything above; notified when there may be something to compute."""
         self._closing = False
@@ -189,12 +190,13 @@ class Engine:
             self._changed.notify_all()
 
     def _count(self, batch: tuple[Rows, ...]) -> None:
-        prompt = sum(rows.end - rows.start for rows in batch if not rows.decodes)
+        counted = [rows for rows in batch if rows.sequence.request.counted]
+        prompt = sum(rows.end - rows.start for rows in counted if not rows.decodes)
         self._counters = EngineCounters(
             computed_prompt_tokens=self._counters.computed_prompt_tokens + prompt,
             computed_output_tokens=self._counters.computed_output_tokens
-            + sum(rows.decodes for rows in batch),
-            forward_steps=self._counters.forward_steps + 1,
+            + sum(rows.decodes for rows in counted),
+            forward_steps=self._counters.forward_steps + bool(counted),
         )
 
     def _report(self, outcome: Outcome, logits: dict[SequenceId, torch.Tensor]) -> None:
@@ -207,6 +209,10 @@ class Engine:
             )
         if outcome.token_id is None:
             return
+        if request.witness_places and rows.end == len(request.token_ids):
+            assert rows.sequence.tap is not None
+            witnesses = rows.sequence.tap.rows()
+            self._tell(WitnessesComputed(sequence_id=sequence_id, rows=witnesses), last=False)
         event = TokenComputed(
             sequence_id=sequence_id,
             token_id=outcome.token_id,
@@ -250,9 +256,11 @@ class Engine:
             raise BadRequest(
                 f"max_tokens {sampling.max_output_tokens}: no token is left to compute", param="max_tokens"
             )
-        if len(tokens) >= self._context_tokens:
+        _check_positions(request)
+        next_position = len(tokens) if request.positions is None else request.positions[-1] + 1
+        if next_position >= self._context_tokens:
             raise BadRequest(
-                f"{len(tokens)} tokens leave no room in a context of {self._context_tokens}",
+                f"{next_position} tokens leave no room in a context of {self._context_tokens}",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -266,4 +274,16 @@ class Engine:
         assert 0 <= request.computed_tokens < len(tokens)
         assert request.computed_tokens <= len(request.blocks) * block_size
         assert bool(request.blocks) == bool(request.computed_tokens)
-        assert request.stop_after_first or not request.hold_blocks
+        assert request.stop_after_first or not (request.hold_blocks or request.keep_computed)
+        assert not request.keep_computed or len(tokens) <= len(request.blocks) * block_size
+        assert all(request.computed_tokens <= place.token < len(tokens) for place in request.witness_places)
+
+
+def _check_positions(request: SequenceRequest) -> None:
+    given = request.positions
+    if given is None:
+        return
+    if len(given) != len(request.token_ids):
+        raise BadRequest(f"{len(given)} positions for {len(request.token_ids)} tokens", param="positions")
+    if given[0] < 0 or any(after <= before for before, after in pairwise(given)):
+        raise BadRequest("positions don't ascend from 0 or above", param="positions")

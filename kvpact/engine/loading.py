@@ -117,7 +117,8 @@ def _check_served(contract: Contract, folder: Path) -> None:
             "sinks": group.sinks,
             "temperature": group.temperature is not None,
             "mrope_sections": bool(rotary.mrope_sections),
-            "frequency_policy": rotary.key_state is not KeyState.NONE and len(rotary.tables) != 1,
+            "frequency_policy": rotary.key_state is not KeyState.NONE
+            and (len(rotary.tables) != 1 or rotary.formula is not None),
         }
         for field, found in unserved.items():
             if found:

@@ -12,6 +12,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from kvpact.contract.identity_tokenizer import vocabulary_size
 from kvpact.engine.trace import Attended, Recorder
 from kvpact.errors import UnreadableSource
 
@@ -40,12 +41,13 @@ class IdentityRotary(torch.nn.Module):
 class HostedModel:
     """Weights and definition of one model in evaluation mode on one device."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, vocab_size: int) -> None:
         decoder = network.get_decoder()
         self.network = network
         self.device: torch.device = network.device
         self.dtype: torch.dtype = network.dtype
-        self.vocab_size: int = network.config.vocab_size
+        self.vocab_size: int = vocab_size
+        """Token ids that mean something; rows behind them pad the embedding and are never picked."""
         self.layer_count: int = network.config.num_hidden_layers
         self._decoder = decoder
         self._own_rotary = decoder.rotary_emb
@@ -66,14 +68,23 @@ class HostedModel:
                 source=str(folder),
                 key="model_type",
             )
-        network = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=CONFIG_MAPPING[family].from_dict(config),
-            dtype=dtype,
-            attn_implementation=OURS,
-            use_safetensors=True,
+        try:
+            network = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=CONFIG_MAPPING[family].from_dict(config),
+                dtype=dtype,
+                attn_implementation=OURS,
+                use_safetensors=True,
+            )
+        except (RuntimeError, ValueError, TypeError, OSError) as error:
+            raise UnreadableSource(
+                f"{folder}: its weights don't fit its config, overrides included: {error}", source=str(folder)
+            ) from error
+        rows: int = network.config.vocab_size
+        known = vocabulary_size(folder)
+        return cls(
+            network.eval().requires_grad_(False).to(device), rows if known is None else min(rows, known)
         )
-        return cls(network.eval().requires_grad_(False).to(device))
 
     def take_over_rotation(self, rotary_dim: int) -> None:
         """From here on `forward` hands raw q and k to attention."""
@@ -122,9 +133,12 @@ class HostedModel:
         config = self.network.config
         distance_TT = positions_T[:, None] - positions_T[None, :]
         full = self._additive(distance_TT >= 0)
+        window = getattr(config, "sliding_window", None)
         if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
             return full
-        sliding = self._additive((distance_TT >= 0) & (distance_TT < config.sliding_window))
+        if window is None:
+            return {"full_attention": full, "sliding_attention": full}
+        sliding = self._additive((distance_TT >= 0) & (distance_TT < window))
         return {"full_attention": full, "sliding_attention": sliding}
 
     def _additive(self, visible_TT: torch.Tensor) -> torch.Tensor:
@@ -172,6 +186,10 @@ def _own_attention(
     kvpact_positions: torch.Tensor,
     **rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    eager = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    result: tuple[torch.Tensor, torch.Tensor] = eager(
+        module, query, key, value, attention_mask, scaling=scaling, **rest
+    )
     if kvpact_recorder is not None:
         layer: Any = module.layer_idx
         kvpact_recorder.record(
@@ -181,13 +199,11 @@ def _own_attention(
                 q_TQD=query[0].transpose(0, 1),
                 key_positions_n=kvpact_positions,
                 k_nHD=key[0].transpose(0, 1),
+                v_nHD=value[0].transpose(0, 1),
+                out_TQD=result[0][0],
                 scale=scaling,
             )
         )
-    eager = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-    result: tuple[torch.Tensor, torch.Tensor] = eager(
-        module, query, key, value, attention_mask, scaling=scaling, **rest
-    )
     return result
 
 

@@ -14,16 +14,16 @@ from kvpact.contract.sources.huggingface import override_config, read_config
 from kvpact.engine.engine import Engine
 from kvpact.engine.model import HostedModel
 from kvpact.engine.requests import EngineEvent, SequenceFailed, SequenceRequest, TokenComputed
-from kvpact.engine.trace import LogitRecorder
+from kvpact.engine.trace import StateRecorder
 from kvpact.kvcache.paged_cache import TORCH_DTYPES
 from kvpact.types import Dtype, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One run: attention logits by layer and position, logits [n, vocabulary] of the model, tokens picked."""
+    """One run: what attention saw by layer and position, the model's logits [n, vocabulary], its tokens."""
 
-    attention: LogitRecorder
+    attention: StateRecorder
     logits_nV: torch.Tensor
     token_ids: tuple[int, ...]
 
@@ -53,7 +53,7 @@ class Reference:
         `token_ids` of the result are the greedy successors of the watched positions.
         """
         watched = sorted(set(positions))
-        recorder = LogitRecorder(frozenset(watched))
+        recorder = StateRecorder(frozenset(watched))
         rows = torch.tensor(watched, device=self._model.device)
         logits_nV = self._model.own_forward(list(token_ids), list(range(len(token_ids))), recorder, rows)
         picked = tuple(logits_nV.argmax(dim=-1).tolist())
@@ -65,7 +65,7 @@ def engine_trace(engine: Engine, token_ids: Sequence[int], output_tokens: int) -
 
     End tokens are ignored. Raises the KvpactError with which the sequence failed, if it does.
     """
-    recorder = LogitRecorder(frozenset(range(len(token_ids) - 1, len(token_ids) + output_tokens)))
+    recorder = StateRecorder(frozenset(range(len(token_ids) - 1, len(token_ids) + output_tokens)))
     return run_traced(
         engine,
         SequenceRequest(
@@ -79,7 +79,7 @@ def engine_trace(engine: Engine, token_ids: Sequence[int], output_tokens: int) -
     )
 
 
-def run_traced(engine: Engine, request: SequenceRequest, recorder: LogitRecorder) -> Trace:
+def run_traced(engine: Engine, request: SequenceRequest, recorder: StateRecorder) -> Trace:
     """Runs a request with `want_logits`, for example one that goes on from handed-over blocks, to its end."""
     events: list[EngineEvent] = []
     done = threading.Event()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvpact.contract.identity import IdentityDigests
+    from kvpact.contract.witness_places import Place
     from kvpact.engine.trace import Recorder
 
 
@@ -53,6 +54,15 @@ class SequenceRequest:
     want_logits: bool = False
     recorder: Recorder | None = None
     """Told of every attention of this sequence; for parity reports."""
+    positions: tuple[int, ...] | None = None
+    """Position of each of `token_ids`, ascending, gaps allowed; what follows counts on from the last. None:
+    from 0 without gaps. Tokens lie densely in `blocks` either way."""
+    witness_places: tuple[Place, ...] = ()
+    """Rows to give out in WitnessesComputed, of tokens that this request computes."""
+    keep_computed: bool = False
+    """Never preempted, since `blocks` hold what mustn't be computed again; they have room for all tokens."""
+    counted: bool = True
+    """Whether the work counts in EngineCounters; that of probes doesn't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,26 @@ class ChunkComputed:
     sequence_id: SequenceId
     computed_tokens: int
     blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessRow:
+    """One token's row of one layer, float32 [H, D] in host memory, lanes in the contract's stored order."""
+
+    place: Place
+    raw_key_HD: torch.Tensor
+    """After normalisation, before rotation."""
+    attended_key_HD: torch.Tensor
+    """As it was multiplied with queries: read from the cache and rotated."""
+    value_HD: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessesComputed:
+    """The rows that were asked for, in order of their places; told once, before the first token."""
+
+    sequence_id: SequenceId
+    rows: tuple[WitnessRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +113,13 @@ class SequenceFailed:
     error: KvpactError
 
 
-EngineEvent = ChunkComputed | TokenComputed | SequenceFailed
+EngineEvent = ChunkComputed | WitnessesComputed | TokenComputed | SequenceFailed
 OnEvent = Callable[[EngineEvent], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """Work since load, the self-check left out."""
+    """Work since load, the self-check and probes left out."""
 
     computed_prompt_tokens: int = 0
     """Tokens of prefill chunks; output tokens that are computed again after a preemption count here."""

@@ -31,7 +31,7 @@ class Runner:
         """One token for each sequence; a sequence whose logits hold a NaN is left out."""
         if not logits:
             return {}
-        picked = greedy(torch.stack(tuple(logits.values())))
+        picked = greedy(torch.stack(tuple(logits.values()))[:, : self._model.vocab_size])
         return {key: token for key, token in zip(logits, picked, strict=True) if token is not None}
 
 
@@ -39,8 +39,9 @@ def _span(rows: Rows) -> Span:
     sequence = rows.sequence
     return Span(
         token_ids=sequence.tokens[rows.start : rows.end],
-        positions=range(rows.end),
+        positions=sequence.positions(rows.end),
         blocks=sequence.blocks,
         samples=rows.samples,
         recorder=sequence.request.recorder,
+        tap=sequence.tap,
     )

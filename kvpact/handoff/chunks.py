@@ -6,15 +6,16 @@ A chunk holds whole blocks [start, stop) of one layer, keys then values, as the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
 
-from kvpact.contract.contract import Contract
+from kvpact.contract.contract import Contract, LayerGroup
+from kvpact.contract.shards import held_heads
 from kvpact.errors import BadRequest
 from kvpact.handoff.messages import Buffer, ChunkHeader, RequiredPositions
-from kvpact.types import DTYPE_BYTES, ContractDigest
+from kvpact.types import DTYPE_BYTES, ContractDigest, Packing, PositionRun
 
 MESSAGE_CAP_BYTES = 4 << 20
 """gRPC's own limit on one message."""
@@ -44,16 +45,19 @@ def block_count(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def layer_blocks(contract: Contract, required: Iterable[RequiredPositions]) -> tuple[LayerBlocks, ...]:
-    """Each layer that the writer's shard holds, ascending, with the block sizes that its layout implies."""
+def layer_blocks(
+    contract: Contract, required: Iterable[RequiredPositions], positions: Sequence[PositionRun] = ()
+) -> tuple[LayerBlocks, ...]:
+    """Each layer that the writer's shard holds, ascending, with the block sizes that its layout implies.
+
+    `positions` are those of the prompt's tokens; none means from 0 without gaps.
+    """
     layout, shard = contract.layout, contract.layout.shard
-    rows = layout.block_size * (shard.head_end - shard.head_start)
-    starts = {entry.group: entry.start for entry in required}
+    starts = {entry.group: tokens_before(positions, entry.start) for entry in required}
     layers = [
         LayerBlocks(
             layer=layer,
-            key_bytes=rows * group.key_dim * DTYPE_BYTES[layout.key_dtype],
-            value_bytes=rows * group.value_dim * DTYPE_BYTES[layout.value_dtype],
+            **_block_bytes(contract, group),
             first_block=starts.get(index, 0) // layout.block_size,
         )
         for index, group in enumerate(contract.layer_groups)
@@ -61,6 +65,24 @@ def layer_blocks(contract: Contract, required: Iterable[RequiredPositions]) -> t
         if shard.layer_start <= layer < shard.layer_end
     ]
     return tuple(sorted(layers, key=lambda blocks: blocks.layer))
+
+
+def _block_bytes(contract: Contract, group: LayerGroup) -> dict[str, int]:
+    """Bytes of one block; a packed one is keys' bytes as a whole."""
+    layout = contract.layout
+    rows = layout.block_size * len(held_heads(group, contract))
+    key_bytes = rows * group.key_dim * DTYPE_BYTES[layout.key_dtype]
+    value_bytes = rows * group.value_dim * DTYPE_BYTES[layout.value_dtype]
+    if layout.packing is Packing.PACKED:
+        return {"key_bytes": key_bytes + value_bytes, "value_bytes": 0}
+    return {"key_bytes": key_bytes, "value_bytes": value_bytes}
+
+
+def tokens_before(runs: Sequence[PositionRun], position: int) -> int:
+    """Tokens of a prompt that stand before `position`; no runs means from 0 without gaps."""
+    if not runs:
+        return position
+    return sum(min(run.count, max(0, position - run.start)) for run in runs)
 
 
 def blocks_per_chunk(blocks: LayerBlocks, chunk_cap_bytes: int) -> int:
@@ -87,7 +109,10 @@ def split_blocks(blocks: range, most: int) -> Iterator[range]:
 def chunk_checksum(
     header: ChunkHeader, contract_digest: ContractDigest, token_digest: bytes, keys: Buffer, values: Buffer
 ) -> int:
-    """xxh3_64 over header fields, both digests, keys and values."""
+    """xxh3_64 over header fields, both digests, keys and values; a chunk with scales adds them to its header.
+
+    They go as two int64 counts, of keys' scales and of values', then all of them as float32.
+    """
     state = xxhash.xxh3_64(
         _HEADER.pack(
             header.handoff_id,
@@ -100,6 +125,10 @@ def chunk_checksum(
             header.value_bytes,
         )
     )
+    scales = (*header.key_scales, *header.value_scales)
+    if scales:
+        counts = len(header.key_scales), len(header.value_scales)
+        state.update(struct.pack(f"<2q{len(scales)}f", *counts, *scales))
     for data in (contract_digest, token_digest, keys, values):
         state.update(data)
     return int(state.intdigest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvpact.handoff.canary_codec import decode_canary, encode_canary
 from kvpact.handoff.contract_codec import (
     contract_from_bytes,
     contract_to_bytes,
@@ -64,6 +65,7 @@ __all__ = [
     "contract_from_bytes",
     "contract_to_bytes",
     "decode_answer",
+    "decode_canary",
     "decode_contract",
     "decode_counters",
     "decode_decode_job",
@@ -89,6 +91,7 @@ __all__ = [
     "decode_tokens",
     "decode_verdict",
     "encode_answer",
+    "encode_canary",
     "encode_contract",
     "encode_counters",
     "encode_decode_job",

@@ -28,6 +28,10 @@ from kvpact.types import (
 )
 from kvpact.v1 import contract_pb2 as pb
 
+MOST_LAYERS = 4096
+MOST_TABLES = 8192
+MOST_FREQUENCIES = 8192
+
 KEY_STATES = EnumCodec(pb.KeyState, "KEY_STATE", KeyState)
 SITES = EnumCodec(pb.RotationSite, "ROTATION_SITE", RotationSite)
 LANE_ORDERS = EnumCodec(pb.LaneOrder, "LANE_ORDER", LaneOrder)
@@ -68,12 +72,30 @@ def contract_from_bytes(data: bytes, *, schema_major: int) -> Contract:
     return contract
 
 
+def _check_sizes(message: pb.Contract, path: str) -> None:
+    """Refuses absurd counts before anything is built from them."""
+    groups = message.layer_groups
+    counts = {
+        "layer_groups": (len(groups), MOST_LAYERS),
+        "layers": (sum(len(group.layers) for group in groups), MOST_LAYERS),
+        "tables": (sum(len(group.rotary.tables) for group in groups), MOST_TABLES),
+        "inv_freq": (
+            max((len(table.inv_freq) for group in groups for table in group.rotary.tables), default=0),
+            MOST_FREQUENCIES,
+        ),
+    }
+    for name, (found, most) in counts.items():
+        if found > most:
+            raise fields.refusal(join(path, name), f"are {found}; at most {most} are taken")
+
+
 def decode_contract(message: pb.Contract, path: str = "contract") -> Contract:
     """Contract from a message.
 
     Raises:
         BadRequest: a field is unset, unknown or contradicts another; `param` is its path.
     """
+    _check_sizes(message, path)
     schema_path = fields.part(message, "schema", path)
     contract = Contract(
         schema=Schema(

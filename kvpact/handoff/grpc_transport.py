@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 
-from kvpact.errors import BadRequest, ContractRefused, KvpactError
+from kvpact.errors import BadRequest, ContractRefused, KvpactError, Unavailable
 from kvpact.handoff import codec
 from kvpact.handoff.messages import (
     CommitReceipt,
@@ -51,23 +51,24 @@ class GrpcReaderPort:
 
     async def pair(self, offer: PairOffer) -> PairAnswer:
         """See ReaderPort."""
-        call = self._decode.Pair(codec.encode_offer(offer), timeout=self._deadline_s)
-        return self._read(codec.decode_answer, await self._answer(call))
+        request = codec.encode_offer(offer)
+        answer = await self._answer(lambda: self._decode.Pair(request, timeout=self._deadline_s))
+        return self._read(codec.decode_answer, answer)
 
     async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
         """See ReaderPort. A refusal comes with the whole verdict where the reader still gives it."""
         request = codec.encode_reserve(terms, max_output_tokens)
         try:
-            response = await self._answer(self._decode.Reserve(request, timeout=self._deadline_s))
+            response = await self._answer(lambda: self._decode.Reserve(request, timeout=self._deadline_s))
         except ContractRefused as error:
             raise ContractRefused(str(error), verdict=await self._whole(error.verdict)) from error
         return self._read(codec.decode_reservation, response.reservation)
 
     async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
         """See ReaderPort. An error of `parts` cancels the call and comes out as it is."""
-        call = self._push()
+        call = await self._answer(self._started_push)
         feeding = asyncio.ensure_future(_feed(call, parts))
-        answering = asyncio.ensure_future(self._answer(call))
+        answering = asyncio.ensure_future(self._answer(lambda: call))
         try:
             await asyncio.wait([feeding, answering], return_when=asyncio.FIRST_COMPLETED)
             if feeding.done() and not answering.done():
@@ -81,35 +82,42 @@ class GrpcReaderPort:
     async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
         """See ReaderPort."""
         request = handoff_pb2.RenewRequest(handoff_id=handoff_id, worker=codec.encode_life(life))
-        response = await self._answer(self._worker.Renew(request, timeout=self._deadline_s))
+        response = await self._answer(lambda: self._worker.Renew(request, timeout=self._deadline_s))
         return self._read(lambda lease: codec.decode_seconds(lease, "lease"), response.lease)
 
     async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
         """See ReaderPort."""
         request = handoff_pb2.ReleaseRequest(handoff_id=handoff_id, reason=reason)
-        response = await self._answer(self._worker.Release(request, timeout=self._deadline_s))
+        response = await self._answer(lambda: self._worker.Release(request, timeout=self._deadline_s))
         return self._read(codec.decode_state, response.previous_state)
 
     async def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
         """A whole verdict that the reader gave at pairing."""
         request = handoff_pb2.GetVerdictRequest(writer_digest=writer_digest, reader_digest=reader_digest)
-        response = await self._answer(self._worker.GetVerdict(request, timeout=self._deadline_s))
+        response = await self._answer(lambda: self._worker.GetVerdict(request, timeout=self._deadline_s))
         return self._read(codec.decode_verdict, response.verdict)
 
     async def describe(self) -> WorkerDescription:
         """Contract, counters and load of the reader."""
-        call = self._worker.Describe(handoff_pb2.DescribeRequest(), timeout=self._deadline_s)
-        return self._read(codec.decode_description, await self._answer(call))
+        request = handoff_pb2.DescribeRequest()
+        answer = await self._answer(lambda: self._worker.Describe(request, timeout=self._deadline_s))
+        return self._read(codec.decode_description, answer)
 
     async def close(self) -> None:
         """Closes the channel. Idempotent."""
         await self._channel.close()
 
-    async def _answer(self, call: Awaitable[T]) -> T:
+    async def _started_push(self) -> grpc.aio.StreamUnaryCall[PushPart, decode_pb2.PushResponse]:
+        return self._push()
+
+    async def _answer(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Begins a call and awaits it; all its failures come out as KvpactErrors."""
         try:
-            return await call
+            return await call()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, peer=self.endpoint) from error
+        except grpc.aio.UsageError as error:
+            raise Unavailable(f"the channel to {self.endpoint} was closed") from error
 
     def _read(self, decode: Callable[[M], T], message: M) -> T:
         """Decodes an answer. One that can't be read is the reader's fault, not that of whoever asked."""

@@ -15,7 +15,7 @@ from kvpact.errors import Fenced, UnknownHandoff
 from kvpact.handoff.landing import LandingHandle
 from kvpact.handoff.lease import Graveyard, LeaseTable, Tombstone
 from kvpact.handoff.lease_timer import CallLater, LeaseTimer
-from kvpact.handoff.messages import Commit, HandoffState, HandoffTerms, Reservation
+from kvpact.handoff.messages import Commit, HandoffState, HandoffTerms, Reservation, WitnessReport
 from kvpact.handoff.pairing import Judged
 from kvpact.handoff.session import Session
 from kvpact.kvcache.block_pool import BlockPool
@@ -63,6 +63,8 @@ class HeldHandoff:
     state: HandoffState = HandoffState.RESERVED
     commit: Commit | None = None
     handle: LandingHandle | None = None
+    witnessed: WitnessReport | None = None
+    """Set once the witnesses hold."""
     scope: asyncio.Timeout | None = None
     """Ends the running push when the handoff ends."""
     work: asyncio.Future[None] | None = None
@@ -141,11 +143,22 @@ class HandoffTable:
         self._pool.move(handoff.blocks, holder)
         return handoff.blocks
 
+    def lend(self, handoff: HeldHandoff, holder: str) -> tuple[BlockId, ...]:
+        """Passes the blocks of a canary to the caller, who frees them; the handoff stays held without any."""
+        blocks, handoff.blocks = handoff.blocks, ()
+        self._pool.move(blocks, holder)
+        return blocks
+
+    def end_canary(self, handoff: HeldHandoff) -> None:
+        """Forgets a canary that was judged. It counts nowhere, and Decode never finds it."""
+        if handoff.ended is None:
+            self._remove(handoff, HandoffState.RELEASED, "it was a canary, which is judged and not decoded")
+
     def end(self, handoff: HeldHandoff, reason: str) -> None:
         """Ends a handoff at any state; blocks go back at once or when its running job is done. Idempotent."""
         if handoff.ended is not None:
             return
-        if handoff.state is HandoffState.RESERVED:
+        if handoff.state is HandoffState.RESERVED and not handoff.terms.canary:
             self._count(failed=1)
         self._remove(handoff, HandoffState.RELEASED, reason)
         if handoff.scope is not None:
@@ -167,7 +180,7 @@ class HandoffTable:
     def sweep(self) -> None:
         """Ends every handoff whose lease is over; sets the alarm for the next."""
         for handoff_id in self._leases.expired(self._clock.now()):
-            self._count(expired=1)
+            self._count(expired=not self._held[handoff_id].terms.canary)
             self.end(self._held[handoff_id], "its lease expired")
         self._timer.arm(self._leases.next_expiry())
 

@@ -13,6 +13,9 @@ from kvpact.types import BlockId, Verdict
 class LandingHandle(Protocol):
     """One handoff's way into the cache. Calls come one at a time, in stream order, from executor threads."""
 
+    max_abs_error: float | None
+    """Largest absolute error that a lossy plan has made so far; None where the plan isn't lossy."""
+
     def land(self, header: ChunkHeader, keys: Buffer, values: Buffer) -> None:
         """Converts and writes a checked chunk; the buffers are valid during the call only."""
 

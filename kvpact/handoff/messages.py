@@ -78,6 +78,8 @@ class HandoffTerms:
     tables: tuple[GroupTable, ...]
     adapter: Adapter | None = None
     required: tuple[RequiredPositions, ...] = ()
+    canary: bool = False
+    """Whether this is the probe of a pair: judged on commit, then freed; Decode never gets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,9 @@ class ChunkHeader:
     block_count: int
     key_bytes: int
     value_bytes: int
+    key_scales: tuple[float, ...] = ()
+    """Float32 scales of the chunk's keys, where the writer's contract ships scales."""
+    value_scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,27 @@ PushPart = Open | Chunk | Commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryOutcome:
+    """How the probe of a pair went: one decode step from what landed against the reader's own prefill."""
+
+    passed: bool
+    max_abs_error: float
+    """Largest absolute difference of logits; infinite where the probe never got that far."""
+    tolerance: float
+    finding: str = ""
+    """What was found wrong, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessReport:
+    """What the witnesses of a handoff showed."""
+
+    row_count: int = 0
+    shows_rotation: bool = False
+    """Whether a row lies above position 0, where rotations can differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitReceipt:
     """The reader owns the cache; what the conversion did."""
 
@@ -181,6 +207,9 @@ class CommitReceipt:
     max_abs_error: float | None
     """Set for a lossy plan only."""
     plan: tuple[PlanStep, ...]
+    witnesses: WitnessReport = WitnessReport()
+    canary: CanaryOutcome | None = None
+    """Set for the probe of a pair only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Protocol
@@ -27,6 +27,7 @@ from kvpact.handoff.messages import (
     Open,
     PushPart,
     Reservation,
+    Witness,
 )
 
 
@@ -38,6 +39,14 @@ class BlockReader(Protocol):
 
         The buffers stay valid and unchanged until the handoff ends.
         """
+
+
+ShowWitnesses = Callable[[], tuple[Witness, ...]]
+
+
+def show_none() -> tuple[Witness, ...]:
+    """No rows; a reader that checks refuses such a handoff."""
+    return ()
 
 
 class Outgoing:
@@ -55,7 +64,7 @@ class Outgoing:
         self._terms = terms
         self._reservation = reservation
         self._block_size = contract.layout.block_size
-        self._layers = layer_blocks(contract, terms.required)
+        self._layers = layer_blocks(contract, terms.required, terms.positions)
         self._clock = clock
         self._executor = executor
         self._reading: asyncio.Future[Chunk] | None = None
@@ -68,13 +77,18 @@ class Outgoing:
         """Clock time at which the whole prompt was computed."""
 
     async def parts(
-        self, computed: AsyncIterator[int], read: BlockReader, first_token: asyncio.Future[int]
+        self,
+        computed: AsyncIterator[int],
+        read: BlockReader,
+        first_token: asyncio.Future[int],
+        witnesses: ShowWitnesses = show_none,
     ) -> AsyncGenerator[PushPart, None]:
         """Open, chunks of complete blocks as `computed` grows, the last partial block at the end, commit.
 
         Args:
             computed: prompt tokens computed so far, ascending, the last one the whole prompt.
             first_token: awaited before the commit; the caller's, never cancelled from here.
+            witnesses: gives the rows that the reservation's nonce picked, once the first token is there.
         """
         terms = self._terms
         yield Open(
@@ -91,7 +105,10 @@ class Outgoing:
                     yield await self._chunk(layer, blocks, read)
         self.first_token_id = await asyncio.shield(first_token)
         yield Commit(
-            chunk_count=self.chunk_count, payload_bytes=self.payload_bytes, first_token_id=self.first_token_id
+            chunk_count=self.chunk_count,
+            payload_bytes=self.payload_bytes,
+            first_token_id=self.first_token_id,
+            witnesses=witnesses(),
         )
 
     async def settled(self) -> None:

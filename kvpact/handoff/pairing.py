@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvpact.contract.compare import Policy, compare, pairing_reach
+from kvpact.contract.canary import probe_lengths
+from kvpact.contract.compare import Policy
 from kvpact.contract.contract import Contract
 from kvpact.contract.identity import contract_digest
-from kvpact.errors import BadRequest, ContractRefused, Fenced
+from kvpact.contract.judge import LengthBook, judge_pair
+from kvpact.errors import BadRequest, ContractRefused, DataLoss, Fenced
+from kvpact.handoff.chunks import PAYLOAD_CAP_BYTES, layer_blocks
 from kvpact.handoff.codec import contract_from_bytes
 from kvpact.handoff.messages import HandoffTerms, PairOffer
 from kvpact.types import (
@@ -17,7 +20,6 @@ from kvpact.types import (
     Difference,
     DifferenceAction,
     Exactness,
-    FrequencyPolicy,
     IdentityRelation,
     Relation,
     Verdict,
@@ -39,6 +41,15 @@ class Judged:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offered:
+    """What a writer offered last, and the lengths whose probes it passed since."""
+
+    life: WorkerLife
+    digest: ContractDigest
+    passed: frozenset[int] = frozenset()
+
+
 class PairBook:
     """What this reader said about each contract; bounded, the least recently offered goes first."""
 
@@ -48,7 +59,8 @@ class PairBook:
         self._policy = policy
         self._digest = contract_digest(contract)
         self._judged: OrderedDict[ContractDigest, Judged] = OrderedDict()
-        self._writers: OrderedDict[str, tuple[WorkerLife, ContractDigest]] = OrderedDict()
+        self._by_length: OrderedDict[ContractDigest, LengthBook] = OrderedDict()
+        self._writers: OrderedDict[str, _Offered] = OrderedDict()
 
     def offer(self, offer: PairOffer) -> Verdict:
         """The verdict on a contract, judged once per digest; the reader's contract and policy never change.
@@ -58,7 +70,9 @@ class PairBook:
         """
         judged = self._judged.get(offer.contract_digest) or self._judge(offer)
         _keep(self._judged, offer.contract_digest, judged, KNOWN_CONTRACTS)
-        _keep(self._writers, offer.writer.worker, (offer.writer, offer.contract_digest), KNOWN_WRITERS)
+        offered = self._offered(offer.writer, offer.contract_digest)
+        offered = offered or _Offered(life=offer.writer, digest=offer.contract_digest)
+        _keep(self._writers, offer.writer.worker, offered, KNOWN_WRITERS)
         return judged.verdict
 
     def usable(self, terms: HandoffTerms) -> Judged:
@@ -68,22 +82,48 @@ class PairBook:
             ContractRefused: the contract was refused, or was never offered.
             Fenced: the writer paired in another life.
         """
-        paired_life, paired_digest = self._writers.get(terms.writer.worker, (None, None))
+        offered = self._writers.get(terms.writer.worker)
         judged = self._judged.get(terms.contract_digest)
-        if judged is None or paired_life is None or paired_digest != terms.contract_digest:
+        if judged is None or offered is None or offered.digest != terms.contract_digest:
             verdict = _never_offered(terms.contract_digest, self._digest)
             raise ContractRefused("this contract was never offered; pair first", verdict=verdict)
-        if paired_life != terms.writer:
+        if offered.life != terms.writer:
             raise Fenced(
                 f"writer {terms.writer.worker} paired in another life",
-                expected=paired_life.incarnation.hex(),
+                expected=offered.life.incarnation.hex(),
                 found=terms.writer.incarnation.hex(),
             )
-        verdict = self._at_length(judged, terms.table_length)
+        verdict = judged.verdict
+        if verdict.word is not VerdictWord.REJECT:
+            verdict = self._at_length(terms.contract_digest, judged, terms.table_length)
         if verdict.word is VerdictWord.REJECT:
             fields = sorted({d.field for d in verdict.differences if d.action is DifferenceAction.REJECT})
             raise ContractRefused(f"the pair was refused: {', '.join(fields)}", verdict=verdict)
         return Judged(contract=judged.contract, verdict=verdict)
+
+    def require_probe(self, terms: HandoffTerms) -> None:
+        """Raises DataLoss until the pair passed a probe for each length that it owes one; it may owe none."""
+        offered = self._offered(terms.writer, terms.contract_digest)
+        owed = probe_lengths(self._judged[terms.contract_digest].contract, self._contract)
+        if offered is None or not offered.passed.issuperset(owed):
+            raise DataLoss(
+                f"the pair with {terms.writer.worker} hasn't passed its probe; probe it first", check="canary"
+            )
+
+    def probed(self, terms: HandoffTerms, *, passed: bool) -> None:
+        """Notes how the probe that `terms` reserved went. One that fails takes back what others proved."""
+        offered = self._offered(terms.writer, terms.contract_digest)
+        if offered is not None:
+            lengths = offered.passed | {terms.table_length} if passed else frozenset()
+            self._writers[terms.writer.worker] = replace(offered, passed=lengths)
+
+    def doubt(self, terms: HandoffTerms) -> None:
+        """Makes the pair prove itself by another probe, since bytes or rows of this handoff were refused."""
+        self.probed(terms, passed=False)
+
+    def _offered(self, life: WorkerLife, digest: ContractDigest) -> _Offered | None:
+        offered = self._writers.get(life.worker)
+        return offered if offered and (offered.life, offered.digest) == (life, digest) else None
 
     def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
         """A verdict given before.
@@ -96,12 +136,13 @@ class PairBook:
             raise BadRequest("there is no verdict for these digests", param="writer_digest")
         return judged.verdict
 
-    def _at_length(self, judged: Judged, table_length: int) -> Verdict:
-        """The pair's verdict, judged again where tables depend on the request's length."""
-        groups = judged.contract.layer_groups + self._contract.layer_groups
-        if all(group.rotary.frequency_policy is FrequencyPolicy.FROZEN for group in groups):
-            return judged.verdict
-        return compare(judged.contract, self._contract, self._policy, table_length)
+    def _at_length(self, digest: ContractDigest, judged: Judged, table_length: int) -> Verdict:
+        """The pair's verdict for one request, judged once for all lengths that run the same tables."""
+        book = self._by_length.get(digest)
+        if book is None:
+            book = LengthBook(judged.contract, self._contract, self._policy, judged.verdict)
+            _keep(self._by_length, digest, book, KNOWN_CONTRACTS)
+        return book.verdict(table_length)
 
     def _judge(self, offer: PairOffer) -> Judged:
         writer = contract_from_bytes(offer.contract, schema_major=offer.schema_major)
@@ -112,8 +153,28 @@ class PairBook:
                 f"contract_digest is {offer.contract_digest.hex()}; the contract's digest is {found.hex()}",
                 param="contract_digest",
             )
-        reach = pairing_reach(writer, self._contract)
-        return Judged(contract=writer, verdict=compare(writer, self._contract, self._policy, reach))
+        verdict = judge_pair(writer, self._contract, self._policy)
+        return Judged(contract=writer, verdict=_with_message_limit(verdict, writer))
+
+
+def _with_message_limit(verdict: Verdict, writer: Contract) -> Verdict:
+    """Refuses a writer whose blocks don't fit into a message, here and not at each request."""
+    layers = [blocks.layer for blocks in layer_blocks(writer, ()) if blocks.block_bytes > PAYLOAD_CAP_BYTES]
+    if not layers:
+        return verdict
+    size = writer.layout.block_size
+    difference = Difference(
+        field="block_size",
+        layers=tuple(layers),
+        writer=str(size),
+        reader=f"at most {PAYLOAD_CAP_BYTES} bytes for one block's keys and values",
+        relation=Relation.INCOMPATIBLE,
+        action=DifferenceAction.REJECT,
+        remedy="choose a smaller block_size on the prefill side: prefill.cache.block_size or --prefill-cache",
+        explanation="a block travels in one message",
+    )
+    others = tuple(each for each in verdict.differences if each.field != "block_size")
+    return replace(verdict, word=VerdictWord.REJECT, differences=(*others, difference), plan=())
 
 
 def _require_identities(contract: Contract) -> None:

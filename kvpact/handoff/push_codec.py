@@ -10,8 +10,19 @@ import struct
 
 from kvpact.errors import BadRequest, DataLoss
 from kvpact.handoff import codec_fields as fields
+from kvpact.handoff.canary_codec import decode_canary, encode_canary
 from kvpact.handoff.codec_fields import join
-from kvpact.handoff.messages import Buffer, Chunk, ChunkHeader, Commit, CommitReceipt, Open, PushPart, Witness
+from kvpact.handoff.messages import (
+    Buffer,
+    Chunk,
+    ChunkHeader,
+    Commit,
+    CommitReceipt,
+    Open,
+    PushPart,
+    Witness,
+    WitnessReport,
+)
 from kvpact.handoff.verdict_codec import EXACTNESSES, decode_digest, decode_plan, encode_plan
 from kvpact.handoff.worker_codec import decode_handoff_id
 from kvpact.v1 import decode_pb2 as pb
@@ -67,6 +78,8 @@ def encode_receipt(receipt: CommitReceipt) -> pb.PushResponse:
         exactness=EXACTNESSES.encode(receipt.exactness),
         max_abs_error=receipt.max_abs_error,
         plan=encode_plan(receipt.plan),
+        canary=None if receipt.canary is None else encode_canary(receipt.canary),
+        witnesses=_encode_report(receipt.witnesses) if receipt.witnesses.row_count else None,
     )
 
 
@@ -76,6 +89,11 @@ def decode_receipt(message: pb.PushResponse) -> CommitReceipt:
         exactness=EXACTNESSES.decode(message.exactness, "exactness"),
         max_abs_error=fields.optional_number(message, "max_abs_error", "", positive=False),
         plan=decode_plan(message.plan, "plan"),
+        witnesses=WitnessReport(
+            row_count=fields.integer(message.witnesses, "row_count", "witnesses", least=0),
+            shows_rotation=message.witnesses.shows_rotation,
+        ),
+        canary=decode_canary(message.canary, "canary") if message.HasField("canary") else None,
     )
 
 
@@ -139,6 +157,8 @@ def _encode_header(header: ChunkHeader) -> handoff_pb2.ChunkHeader:
         block_count=header.block_count,
         key_bytes=header.key_bytes,
         value_bytes=header.value_bytes,
+        key_scales=header.key_scales,
+        value_scales=header.value_scales,
     )
 
 
@@ -152,6 +172,8 @@ def _decode_header(message: handoff_pb2.ChunkHeader, path: str) -> ChunkHeader:
         block_count=fields.integer(message, "block_count", path, least=1),
         key_bytes=fields.integer(message, "key_bytes", path, least=1),
         value_bytes=fields.integer(message, "value_bytes", path, least=0),
+        key_scales=fields.numbers(message.key_scales, join(path, "key_scales"), positive=True),
+        value_scales=fields.numbers(message.value_scales, join(path, "value_scales"), positive=True),
     )
 
 
@@ -184,6 +206,10 @@ def _decode_commit(message: pb.PushCommit, path: str) -> Commit:
             for index, witness in enumerate(message.witnesses)
         ),
     )
+
+
+def _encode_report(report: WitnessReport) -> pb.WitnessReport:
+    return pb.WitnessReport(row_count=report.row_count, shows_rotation=report.shows_rotation)
 
 
 def _encode_witness(witness: Witness) -> handoff_pb2.Witness:

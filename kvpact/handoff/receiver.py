@@ -14,7 +14,7 @@ from kvpact.contract.compare import Policy, pairing_reach
 from kvpact.contract.contract import Contract
 from kvpact.errors import BadRequest, Exhausted, Fenced, Unavailable, UnknownHandoff
 from kvpact.handoff.arrival import Arrival
-from kvpact.handoff.chunks import block_count, blocks_per_chunk, layer_blocks
+from kvpact.handoff.chunks import block_count, layer_blocks
 from kvpact.handoff.handoff_table import HandoffTable, HeldHandoff, ReceiverCounters, ReceiverLimits
 from kvpact.handoff.landing import Landing
 from kvpact.handoff.lease_timer import CallLater, loop_call_later
@@ -29,7 +29,8 @@ from kvpact.handoff.messages import (
 )
 from kvpact.handoff.pairing import Judged, PairBook
 from kvpact.handoff.session import Expected, new_session
-from kvpact.handoff.terms import check_terms
+from kvpact.handoff.terms import check_terms, positions_of
+from kvpact.handoff.trust import CanaryJudge, Verifier
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.types import BlockId, ContractDigest, HandoffId, Verdict, WorkerLife
 
@@ -43,6 +44,8 @@ class Taken:
     handoff_id: HandoffId
     token_ids: tuple[int, ...]
     """Prompt tokens; their keys and values are in `blocks`."""
+    positions: tuple[int, ...]
+    """Of the prompt tokens, ascending."""
     blocks: tuple[BlockId, ...]
     """In order, in the reader's block size; the taker frees them."""
     next_position: int
@@ -56,6 +59,8 @@ class Receiver:
     """A ReaderPort, and so its own in-process transport.
 
     Args:
+        verifier: checks witnesses before a handoff counts.
+        judge: judges the probes of new pairs, which reserve nothing else before; None asks for none.
         executor: threads for landings; None takes the event loop's own.
         call_later: sets the alarm for leases; None takes the running event loop's.
     """
@@ -68,6 +73,8 @@ class Receiver:
         policy: Policy,
         pool: BlockPool,
         landing: Landing,
+        verifier: Verifier,
+        judge: CanaryJudge | None,
         clock: Clock,
         limits: ReceiverLimits | None = None,
         executor: Executor | None = None,
@@ -79,7 +86,15 @@ class Receiver:
         self._limits = limits or ReceiverLimits()
         self._pairs = PairBook(contract, policy)
         self._table = HandoffTable(pool=pool, clock=clock, limits=self._limits, call_later=call_later)
-        self._arrival = Arrival(table=self._table, landing=landing, executor=executor)
+        self._judge = judge
+        self._arrival = Arrival(
+            table=self._table,
+            pairs=self._pairs,
+            landing=landing,
+            verifier=verifier,
+            judge=judge,
+            executor=executor,
+        )
         self._generation = 0
         self._draining = False
 
@@ -107,11 +122,26 @@ class Receiver:
             raise BadRequest(
                 f"max_output_tokens is {max_output_tokens}; expected at least 1", param="max_output_tokens"
             )
-        for layer in layer_blocks(judged.contract, terms.required):
-            blocks_per_chunk(layer, self._limits.chunk_cap_bytes)
+        if terms.canary:
+            self._check_canary(terms, judged)
+        else:
+            self._check_room(terms, max_output_tokens)
+            if self._judge is not None:
+                self._pairs.require_probe(terms)
         handoff = self._grant(terms, max_output_tokens, judged)
         self._table.add(handoff)
         return handoff.reservation
+
+    def _check_room(self, terms: HandoffTerms, max_output_tokens: int) -> None:
+        """Refuses what could never be decoded to its end, before anything is computed for it."""
+        total, size = self._pool.counts().total, self._contract.layout.block_size
+        tokens = min(terms.table_length, len(terms.token_ids) + max_output_tokens) - 1
+        if block_count(tokens, size) > total:
+            raise BadRequest(
+                f"{tokens} tokens can't fit in {total} blocks of {size}; "
+                "ask for fewer tokens or raise decode.cache.blocks",
+                param="max_tokens",
+            )
 
     async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
         """See ReaderPort. A cancelled or broken stream ends the handoff at once."""
@@ -136,13 +166,11 @@ class Receiver:
             return None
         return stone.state
 
-    def take(
-        self, handoff_id: HandoffId, life: WorkerLife, token_ids: tuple[int, ...] | None = None
-    ) -> Taken:
+    def take(self, handoff_id: HandoffId, life: WorkerLife, token_ids: tuple[int, ...]) -> Taken:
         """Passes a committed handoff to the decoder, which owns its blocks from here; once per handoff.
 
         Args:
-            token_ids: prompt and first token as the order to decode has them; None skips the comparison.
+            token_ids: prompt and first token as the order to decode has them.
 
         Raises:
             Fenced: another life is meant, or the handoff was taken before.
@@ -154,13 +182,14 @@ class Receiver:
         terms, commit = handoff.terms, handoff.commit
         if commit is None:
             raise UnknownHandoff(f"handoff {handoff_id.hex()} isn't committed", handoff_id=handoff_id)
-        if token_ids is not None and token_ids != (*terms.token_ids, commit.first_token_id):
+        if token_ids != (*terms.token_ids, commit.first_token_id):
             raise BadRequest(
                 "token_ids aren't the prompt and first token that were handed over", param="token_ids"
             )
         return Taken(
             handoff_id=handoff_id,
             token_ids=terms.token_ids,
+            positions=positions_of(terms.positions),
             blocks=self._table.take(handoff, "sequence"),
             next_position=terms.next_position,
             table_length=terms.table_length,
@@ -218,14 +247,14 @@ class Receiver:
     def _grant(self, terms: HandoffTerms, max_output_tokens: int, judged: Judged) -> HeldHandoff:
         """A handoff with all its blocks, or none."""
         limits, layout = self._limits, judged.contract.layout
-        blocks = self._allocate(len(terms.token_ids))
+        blocks = self._allocate(terms)
         self._generation += 1
         expected = Expected(
             handoff_id=terms.handoff_id,
             generation=self._generation,
             contract_digest=terms.contract_digest,
             block_count=block_count(len(terms.token_ids), layout.block_size),
-            layers=layer_blocks(judged.contract, terms.required),
+            layers=layer_blocks(judged.contract, terms.required, terms.positions),
             chunk_cap_bytes=limits.chunk_cap_bytes,
         )
         reservation = Reservation(
@@ -246,18 +275,24 @@ class Receiver:
             blocks=blocks,
         )
 
-    def _allocate(self, prompt_tokens: int) -> tuple[BlockId, ...]:
-        """Blocks for a prompt, in the reader's block size; leaves some free for sequences to grow."""
-        needed, counts = block_count(prompt_tokens, self._contract.layout.block_size), self._pool.counts()
+    def _allocate(self, terms: HandoffTerms) -> tuple[BlockId, ...]:
+        """Blocks for a prompt, in the reader's block size; those of users leave some free for growth."""
+        needed = block_count(len(terms.token_ids), self._contract.layout.block_size)
+        counts = self._pool.counts()
         if needed > counts.total:
             raise BadRequest(
                 f"the prompt takes {needed} blocks, the pool has {counts.total}", param="terms.token_ids"
             )
-        watermark = min(self._limits.growth_watermark_blocks, counts.total - needed)
+        watermark = 0 if terms.canary else min(self._limits.growth_watermark_blocks, counts.total - needed)
         if counts.free - needed < watermark:
             raise Exhausted(
                 f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, "
                 f"{watermark} stay so",
                 retry_after_s=self._limits.retry_after_s,
             )
-        return self._pool.allocate(needed, "handoff")
+        return self._pool.allocate(needed, "canary" if terms.canary else "handoff")
+
+    def _check_canary(self, terms: HandoffTerms, judged: Judged) -> None:
+        if self._judge is None:
+            raise BadRequest("terms.canary is set; this reader judges no canaries", param="terms.canary")
+        self._judge.expect(judged.contract, terms)

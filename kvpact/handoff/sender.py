@@ -3,7 +3,7 @@
 Leaving the block without an acknowledged commit releases the handoff on the reader:
 
     async with sender.reserved(terms, max_output_tokens) as handoff:
-        sent = await handoff.send(computed, read, first_token)
+        sent = await handoff.send(computed, read, first_token, witnesses)
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any
 from kvpact.clock import Clock
 from kvpact.contract.contract import SCHEMA_MAJOR, Contract
 from kvpact.contract.identity import contract_digest
+from kvpact.contract.witness_places import Place
 from kvpact.errors import BadRequest, ContractRefused, Exhausted, Fenced, KvpactError, Unavailable
 from kvpact.handoff.codec import contract_to_bytes
 from kvpact.handoff.messages import CommitReceipt, HandoffTerms, PairAnswer, PairOffer, Reservation
-from kvpact.handoff.outgoing import BlockReader, Outgoing
+from kvpact.handoff.outgoing import BlockReader, Outgoing, ShowWitnesses, show_none
 from kvpact.handoff.port import ReaderPort
+from kvpact.handoff.witness_terms import places_to_show
 from kvpact.types import WorkerLife
 
 logger = logging.getLogger(__name__)
@@ -103,7 +105,12 @@ class Sender:
             executor=self._executor,
         )
         sending = SendingHandoff(
-            port=self._port, terms=terms, reservation=reservation, outgoing=outgoing, clock=self._clock
+            port=self._port,
+            contract=self._contract,
+            terms=terms,
+            reservation=reservation,
+            outgoing=outgoing,
+            clock=self._clock,
         )
         sending.start_renewing(self._sleep)
         try:
@@ -121,10 +128,11 @@ class Sender:
         computed: AsyncIterator[int],
         read: BlockReader,
         first_token: asyncio.Future[int],
+        witnesses: ShowWitnesses = show_none,
     ) -> Sent:
         """Reserve, push and commit in one call, for a prompt whose prefill may run already."""
         async with self.reserved(terms, max_output_tokens) as handoff:
-            return await handoff.send(computed, read, first_token)
+            return await handoff.send(computed, read, first_token, witnesses)
 
     async def _reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
         """A reservation; releases one that the reader may have granted without this side hearing of it."""
@@ -165,12 +173,14 @@ class SendingHandoff:
         self,
         *,
         port: ReaderPort,
+        contract: Contract,
         terms: HandoffTerms,
         reservation: Reservation,
         outgoing: Outgoing,
         clock: Clock,
     ) -> None:
         self._port = port
+        self._contract = contract
         self._terms = terms
         self._outgoing = outgoing
         self._clock = clock
@@ -180,14 +190,18 @@ class SendingHandoff:
         """Set once the commit is acknowledged."""
 
     async def send(
-        self, computed: AsyncIterator[int], read: BlockReader, first_token: asyncio.Future[int]
+        self,
+        computed: AsyncIterator[int],
+        read: BlockReader,
+        first_token: asyncio.Future[int],
+        witnesses: ShowWitnesses = show_none,
     ) -> Sent:
         """Pushes the cache; returns when the reader owns it. No thread reads the cache once it is left.
 
         Raises:
             KvpactError: the reader's answer; whatever `computed`, `read` or `first_token` raise.
         """
-        parts = self._outgoing.parts(computed, read, first_token)
+        parts = self._outgoing.parts(computed, read, first_token, witnesses)
         pushing = asyncio.ensure_future(self._port.push(parts))
         try:
             receipt = await self._unless_lost(pushing)
@@ -198,6 +212,16 @@ class SendingHandoff:
             await self._outgoing.settled()
         self.result = self._sent(receipt)
         return self.result
+
+    def places_to_show(self) -> tuple[Place, ...]:
+        """Rows whose witnesses the reader asks for; known before prefill starts."""
+        reservation = self.reservation
+        return places_to_show(
+            self._contract,
+            self._terms,
+            nonce=reservation.nonce,
+            first_computed=reservation.held_prefix_tokens,
+        )
 
     def start_renewing(self, sleep: Sleep) -> None:
         """Renews the lease until stopped, or until the reader no longer knows the handoff."""

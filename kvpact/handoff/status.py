@@ -97,11 +97,11 @@ def from_status(status: status_pb2.Status) -> KvpactError | None:
     """The error that `to_status` was given; None for a status that isn't ours."""
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in _FROM_REASON:
-            try:
+        try:
+            if detail.Unpack(info) and info.domain == DOMAIN and info.reason in _FROM_REASON:
                 return _FROM_REASON[info.reason](status.message, dict(info.metadata))
-            except ValueError:
-                logger.warning("unreadable facts of a %s", info.reason)
+        except (DecodeError, ValueError):
+            logger.warning("unreadable details of a status: %s", info.reason or "no ErrorInfo")
     return None
 
 

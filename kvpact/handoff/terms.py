@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvpact.contract.contract import Contract, LayerGroup
+from kvpact.contract.contract import Contract
+from kvpact.contract.reach import first_reachable
 from kvpact.contract.tables import table_at
 from kvpact.errors import BadRequest
 from kvpact.handoff.messages import GroupTable, HandoffTerms, RequiredPositions
-from kvpact.types import ContractDigest, HandoffId, LayerKind, PositionRun, WorkerLife
+from kvpact.types import ContractDigest, HandoffId, PositionRun, WorkerLife
 
 
 def make_terms(
@@ -23,9 +24,13 @@ def make_terms(
     contract_digest: ContractDigest,
     token_ids: Iterable[int],
     table_length: int,
+    positions: Iterable[int] | None = None,
+    canary: bool = False,
 ) -> HandoffTerms:
-    """Terms of a prompt whose first token is at position 0, without an adapter."""
+    """Terms of a prompt without an adapter; tokens stand from position 0 on unless `positions` says where."""
     tokens = tuple(token_ids)
+    places = tuple(range(len(tokens)) if positions is None else positions)
+    next_position = places[-1] + 1
     return HandoffTerms(
         handoff_id=handoff_id,
         writer=writer,
@@ -33,12 +38,32 @@ def make_terms(
         contract_digest=contract_digest,
         token_ids=tokens,
         token_digest=digest_tokens(tokens),
-        positions=(PositionRun(start=0, count=len(tokens)),),
-        next_position=len(tokens),
+        positions=position_runs(places),
+        next_position=next_position,
         table_length=table_length,
         tables=tables_at(contract, table_length),
-        required=required_positions(contract, len(tokens)),
+        required=required_positions(contract, next_position),
+        canary=canary,
     )
+
+
+def position_runs(positions: Sequence[int]) -> tuple[PositionRun, ...]:
+    """Ascending positions of the tokens of a prompt as runs; slots are dense, whatever gaps there are."""
+    starts = [i for i, position in enumerate(positions) if i == 0 or position != positions[i - 1] + 1]
+    ends = [*starts[1:], len(positions)]
+    return tuple(
+        PositionRun(
+            start=positions[start],
+            count=end - start,
+            slot_start=None if positions[start] == start else start,
+        )
+        for start, end in zip(starts, ends, strict=True)
+    )
+
+
+def positions_of(runs: Iterable[PositionRun]) -> tuple[int, ...]:
+    """Position of each token, in token order."""
+    return tuple(position for run in runs for position in range(run.start, run.start + run.count))
 
 
 def digest_tokens(token_ids: Sequence[int]) -> bytes:
@@ -55,10 +80,10 @@ def tables_at(contract: Contract, table_length: int) -> tuple[GroupTable, ...]:
     )
 
 
-def required_positions(contract: Contract, prompt_tokens: int) -> tuple[RequiredPositions, ...]:
-    """Prompt positions that the next token can reach, for each group."""
+def required_positions(contract: Contract, next_position: int) -> tuple[RequiredPositions, ...]:
+    """Positions that the next token can reach, for each group."""
     return tuple(
-        RequiredPositions(group=index, start=_first_reachable(group, prompt_tokens), end=prompt_tokens)
+        RequiredPositions(group=index, start=first_reachable(group, next_position), end=next_position)
         for index, group in enumerate(contract.layer_groups)
     )
 
@@ -72,17 +97,19 @@ def check_terms(terms: HandoffTerms, writer: Contract, *, context_tokens: int) -
     Raises:
         BadRequest: `param` names the field at fault.
     """
-    prompt_tokens = len(terms.token_ids)
-    if prompt_tokens == 0:
+    if not terms.token_ids:
         raise _refusal("token_ids", "is empty; expected at least one token")
     if terms.token_digest != digest_tokens(terms.token_ids):
         raise _refusal("token_digest", "isn't the digest of token_ids")
     _check_positions(terms, context_tokens)
-    if not prompt_tokens <= terms.table_length <= context_tokens:
-        wanted = f"[{prompt_tokens}, {context_tokens}]"
+    if not terms.next_position <= terms.table_length <= context_tokens:
+        wanted = f"[{terms.next_position}, {context_tokens}]"
         raise _refusal("table_length_tokens", f"is {terms.table_length}; expected {wanted}")
     if terms.adapter is not None:
-        raise _refusal("adapter", "is set; this reader serves the model without adapters only")
+        digest, rank = terms.adapter.weights_digest.hex(), terms.adapter.rank
+        raise _refusal(
+            "adapter", f"is {digest} of rank {rank}; this reader serves the model without adapters only"
+        )
     _check_tables(terms, writer)
     _check_required(terms, writer)
 
@@ -91,22 +118,21 @@ def _check_positions(terms: HandoffTerms, context_tokens: int) -> None:
     prompt_tokens, told = len(terms.token_ids), sum(run.count for run in terms.positions)
     if told != prompt_tokens:
         raise _refusal("positions", f"cover {told} tokens; token_ids holds {prompt_tokens}")
-    last_end = 0
+    last_end, dense = 0, 0
     for index, run in enumerate(terms.positions):
-        if run.slot_start not in (None, run.start):
-            raise _refusal(
-                f"positions[{index}].slot_start",
-                f"is {run.slot_start}; this reader takes slots equal to positions",
-            )
         if run.start < last_end:
             raise _refusal(f"positions[{index}].start", f"is {run.start}; the run before ends at {last_end}")
-        last_end = run.start + run.count
+        slot = run.start if run.slot_start is None else run.slot_start
+        if slot != dense:
+            raise _refusal(
+                f"positions[{index}].slot_start",
+                f"says slot {slot}; this reader keeps tokens in dense slots, {dense} for this run",
+            )
+        last_end, dense = run.start + run.count, dense + run.count
     if last_end > context_tokens:
         raise _refusal("positions", f"end at {last_end}; the context is {context_tokens} tokens")
     if terms.next_position < last_end:
         raise _refusal("next_position", f"is {terms.next_position}; positions end at {last_end}")
-    if (terms.positions[0].start, last_end, terms.next_position) != (0, prompt_tokens, prompt_tokens):
-        raise _refusal("positions", f"aren't [0, {prompt_tokens}); this reader takes prompts without gaps")
 
 
 def _check_tables(terms: HandoffTerms, writer: Contract) -> None:
@@ -126,7 +152,7 @@ def _check_tables(terms: HandoffTerms, writer: Contract) -> None:
 
 def _check_required(terms: HandoffTerms, writer: Contract) -> None:
     shipped = {entry.group: entry for entry in terms.required}
-    for expected in required_positions(writer, len(terms.token_ids)):
+    for expected in required_positions(writer, terms.next_position):
         found = shipped.get(expected.group)
         if found is None or found.start > expected.start or found.end != expected.end:
             told = "nothing" if found is None else f"[{found.start}, {found.end})"
@@ -134,17 +160,6 @@ def _check_required(terms: HandoffTerms, writer: Contract) -> None:
             raise _refusal(
                 f"required of group {expected.group}", f"is {told}; the next token reaches {wanted}"
             )
-
-
-def _first_reachable(group: LayerGroup, prompt_tokens: int) -> int:
-    """First position visible to the token at position `prompt_tokens`."""
-    match group.kind, group.window:
-        case LayerKind.SLIDING, int(window):
-            return max(0, prompt_tokens - window + 1)
-        case LayerKind.CHUNKED, int(chunk):
-            return prompt_tokens // chunk * chunk
-        case _:
-            return 0
 
 
 def _refusal(field: str, problem: str) -> BadRequest:

@@ -102,6 +102,7 @@ def encode_terms(terms: HandoffTerms) -> pb.HandoffTerms:
             pb.RequiredPositions(group=entry.group, start=entry.start, end=entry.end)
             for entry in terms.required
         ],
+        canary=terms.canary,
     )
 
 
@@ -134,6 +135,7 @@ def decode_terms(message: pb.HandoffTerms, path: str = "terms") -> HandoffTerms:
             _decode_required(entry, f"{path}.required[{index}]")
             for index, entry in enumerate(message.required)
         ),
+        canary=message.canary,
     )
 
 

@@ -52,6 +52,10 @@ class PagedCache:
         keys, values = self._keys[layer][0], self._values[layer][0]
         return keys.numel() * keys.element_size(), values.numel() * values.element_size()
 
+    def storage(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tensors of keys and values of all blocks of `layer` themselves, [blocks, ...], contiguous."""
+        return self._keys[layer], self._values[layer]
+
     def slots(self, blocks: Sequence[BlockId], start: int, end: int) -> torch.Tensor:
         """Slot, block * S + offset, of each token [start, end) of a sequence in `blocks`: int64 [T]."""
         offsets_T = torch.arange(start, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvpact.config import Config, RoleConfig
-from kvpact.contract.identity import model_identity
+from kvpact.contract.identity_model import model_identity
 from kvpact.contract.sources.huggingface import read_config
 from kvpact.contract.sources.overrides import override_config
 from kvpact.engine.engine import Engine

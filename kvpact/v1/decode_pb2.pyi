@@ -90,14 +90,26 @@ class PushCommit(_message.Message):
     def __init__(self, chunk_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., first_token_id: _Optional[int] = ..., first_token_logprob: _Optional[float] = ..., witnesses: _Optional[_Iterable[_Union[_handoff_pb2.Witness, _Mapping]]] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("exactness", "max_abs_error", "plan")
+    __slots__ = ("exactness", "max_abs_error", "plan", "canary", "witnesses")
     EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     MAX_ABS_ERROR_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    WITNESSES_FIELD_NUMBER: _ClassVar[int]
     exactness: _contract_pb2.Exactness
     max_abs_error: float
     plan: _containers.RepeatedCompositeFieldContainer[_contract_pb2.PlanStep]
-    def __init__(self, exactness: _Optional[_Union[_contract_pb2.Exactness, str]] = ..., max_abs_error: _Optional[float] = ..., plan: _Optional[_Iterable[_Union[_contract_pb2.PlanStep, _Mapping]]] = ...) -> None: ...
+    canary: _prefill_pb2.CanaryResult
+    witnesses: WitnessReport
+    def __init__(self, exactness: _Optional[_Union[_contract_pb2.Exactness, str]] = ..., max_abs_error: _Optional[float] = ..., plan: _Optional[_Iterable[_Union[_contract_pb2.PlanStep, _Mapping]]] = ..., canary: _Optional[_Union[_prefill_pb2.CanaryResult, _Mapping]] = ..., witnesses: _Optional[_Union[WitnessReport, _Mapping]] = ...) -> None: ...
+
+class WitnessReport(_message.Message):
+    __slots__ = ("row_count", "shows_rotation")
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHOWS_ROTATION_FIELD_NUMBER: _ClassVar[int]
+    row_count: int
+    shows_rotation: bool
+    def __init__(self, row_count: _Optional[int] = ..., shows_rotation: _Optional[bool] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
     __slots__ = ("handoff_id", "decode", "token_ids", "sampling", "request_id")

@@ -84,7 +84,7 @@ class Adapter(_message.Message):
     def __init__(self, weights_digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., alpha: _Optional[float] = ..., scale: _Optional[float] = ..., targets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HandoffTerms(_message.Message):
-    __slots__ = ("handoff_id", "writer", "reader", "contract_digest", "token_ids", "token_digest", "positions", "next_position", "table_length_tokens", "tables", "adapter", "required")
+    __slots__ = ("handoff_id", "writer", "reader", "contract_digest", "token_ids", "token_digest", "positions", "next_position", "table_length_tokens", "tables", "adapter", "required", "canary")
     HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class HandoffTerms(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     handoff_id: bytes
     writer: Incarnation
     reader: Incarnation
@@ -109,7 +110,8 @@ class HandoffTerms(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[GroupTable]
     adapter: Adapter
     required: _containers.RepeatedCompositeFieldContainer[RequiredPositions]
-    def __init__(self, handoff_id: _Optional[bytes] = ..., writer: _Optional[_Union[Incarnation, _Mapping]] = ..., reader: _Optional[_Union[Incarnation, _Mapping]] = ..., contract_digest: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., token_digest: _Optional[bytes] = ..., positions: _Optional[_Iterable[_Union[PositionRun, _Mapping]]] = ..., next_position: _Optional[int] = ..., table_length_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[GroupTable, _Mapping]]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., required: _Optional[_Iterable[_Union[RequiredPositions, _Mapping]]] = ...) -> None: ...
+    canary: bool
+    def __init__(self, handoff_id: _Optional[bytes] = ..., writer: _Optional[_Union[Incarnation, _Mapping]] = ..., reader: _Optional[_Union[Incarnation, _Mapping]] = ..., contract_digest: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., token_digest: _Optional[bytes] = ..., positions: _Optional[_Iterable[_Union[PositionRun, _Mapping]]] = ..., next_position: _Optional[int] = ..., table_length_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[GroupTable, _Mapping]]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., required: _Optional[_Iterable[_Union[RequiredPositions, _Mapping]]] = ..., canary: _Optional[bool] = ...) -> None: ...
 
 class Witness(_message.Message):
     __slots__ = ("layer", "position", "raw_key", "attended_key", "value")
@@ -126,7 +128,7 @@ class Witness(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., position: _Optional[int] = ..., raw_key: _Optional[bytes] = ..., attended_key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class ChunkHeader(_message.Message):
-    __slots__ = ("handoff_id", "generation", "sequence", "layer", "block_start", "block_count", "key_bytes", "value_bytes")
+    __slots__ = ("handoff_id", "generation", "sequence", "layer", "block_start", "block_count", "key_bytes", "value_bytes", "key_scales", "value_scales")
     HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +137,8 @@ class ChunkHeader(_message.Message):
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
     VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEY_SCALES_FIELD_NUMBER: _ClassVar[int]
+    VALUE_SCALES_FIELD_NUMBER: _ClassVar[int]
     handoff_id: bytes
     generation: int
     sequence: int
@@ -143,7 +147,9 @@ class ChunkHeader(_message.Message):
     block_count: int
     key_bytes: int
     value_bytes: int
-    def __init__(self, handoff_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., layer: _Optional[int] = ..., block_start: _Optional[int] = ..., block_count: _Optional[int] = ..., key_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ...) -> None: ...
+    key_scales: _containers.RepeatedScalarFieldContainer[float]
+    value_scales: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, handoff_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., layer: _Optional[int] = ..., block_start: _Optional[int] = ..., block_count: _Optional[int] = ..., key_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ..., key_scales: _Optional[_Iterable[float]] = ..., value_scales: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Reservation(_message.Message):
     __slots__ = ("handoff_id", "generation", "lease", "held_prefix_tokens", "chunk_cap_bytes", "transports", "nonce")

@@ -37,16 +37,18 @@ class ConnectResponse(_message.Message):
     def __init__(self, verdict: _Optional[_Union[_contract_pb2.Verdict, _Mapping]] = ..., canary: _Optional[_Union[CanaryResult, _Mapping]] = ...) -> None: ...
 
 class CanaryResult(_message.Message):
-    __slots__ = ("ran", "passed", "max_abs_error", "tolerance")
+    __slots__ = ("ran", "passed", "max_abs_error", "tolerance", "finding")
     RAN_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
     MAX_ABS_ERROR_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     ran: bool
     passed: bool
     max_abs_error: float
     tolerance: float
-    def __init__(self, ran: _Optional[bool] = ..., passed: _Optional[bool] = ..., max_abs_error: _Optional[float] = ..., tolerance: _Optional[float] = ...) -> None: ...
+    finding: str
+    def __init__(self, ran: _Optional[bool] = ..., passed: _Optional[bool] = ..., max_abs_error: _Optional[float] = ..., tolerance: _Optional[float] = ..., finding: _Optional[str] = ...) -> None: ...
 
 class SamplingState(_message.Message):
     __slots__ = ("temperature", "stop_token_ids", "ignore_eos", "max_output_tokens", "seed", "choice", "original_prompt_tokens")

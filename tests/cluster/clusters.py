@@ -41,8 +41,10 @@ class UpCluster:
 
 
 @contextlib.contextmanager
-def up(model: Path | str, *flags: str, log: Path) -> Iterator[UpCluster]:
-    """`kvpact up MODEL` with an ephemeral port; ended by SIGINT, which must drain and exit 0."""
+def up(
+    model: Path | str, *flags: str, log: Path, stop: signal.Signals = signal.SIGINT
+) -> Iterator[UpCluster]:
+    """`kvpact up MODEL` with an ephemeral port; ended by `stop`, which must drain and exit 0."""
     command = [*KVPACT, "up", "--model", str(model), "--port", "0", "--json", *flags]
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -56,7 +58,7 @@ def up(model: Path | str, *flags: str, log: Path) -> Iterator[UpCluster]:
             assert "url" in first, f"no cluster: {first}"
             yield UpCluster(url=first["url"], pid=process.pid, first_line=first)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(stop)
             code = process.wait(STOP_DEADLINE_S)
             process.stdout.close()
         assert code == 0, f"kvpact up ended with {code}: {log.read_text()[-4000:]}"

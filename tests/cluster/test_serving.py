@@ -197,3 +197,20 @@ def test_no_compatible_pair_is_a_503_that_names_the_field(tiny_llama: Path, tmp_
     (difference,) = caught.value.body["differences"]  # type: ignore[index]
     assert difference["field"] == "inv_freq"
     assert difference["remedy"]
+
+
+def test_sigterm_drains_and_a_second_one_ends_the_stream_with_an_error(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "up.log"
+    with up(tiny_llama, log=log, stop=signal.SIGTERM) as cluster, client(cluster) as connection:
+        stream = connection.completions.create(
+            model="tiny-llama", prompt=[5] * 40, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        os.kill(cluster.pid, signal.SIGTERM)
+        eventually(lambda: "waiting up to 30 s for 1 request" in log.read_text())
+        os.kill(cluster.pid, signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            list(stream)
+    assert "Traceback" not in log.read_text()

@@ -122,9 +122,9 @@ def test_two_different_types_are_refused_with_both_values() -> None:
         _contract("llama", rope_scaling={"type": "linear", "rope_type": "yarn", "factor": 2.0})
 
 
-@pytest.mark.parametrize("rope_type", ["foo", "yarn", "su", None, 3, ""])
+@pytest.mark.parametrize("rope_type", ["foo", "su", "mrope", None, 3, ""])
 def test_an_unknown_type_is_refused_by_name(rope_type: object) -> None:
-    with pytest.raises(UnreadableSource, match="known are default, llama3") as refusal:
+    with pytest.raises(UnreadableSource, match=r"known are default, .*llama3") as refusal:
         _contract("llama", rope_scaling={"rope_type": rope_type, "factor": 2.0})
     assert repr(rope_type) in str(refusal.value)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from kvpact.contract.canary import probe_lengths
+from kvpact.contract.contract import Contract
 from kvpact.errors import (
     BadRequest,
     ContractRefused,
@@ -18,20 +20,37 @@ from kvpact.errors import (
     Unavailable,
     UnknownHandoff,
 )
-from kvpact.handoff.messages import Chunk, Commit, HandoffState, Open, PushPart
-from kvpact.types import DifferenceAction, VerdictWord, WorkerLife
+from kvpact.handoff import pairing
+from kvpact.handoff.handoff_table import ReceiverCounters, ReceiverLimits
+from kvpact.handoff.messages import (
+    CanaryOutcome,
+    Chunk,
+    Commit,
+    CommitReceipt,
+    HandoffState,
+    HandoffTerms,
+    Open,
+    PushPart,
+    Witness,
+    WitnessReport,
+)
+from kvpact.handoff.trust import Landed
+from kvpact.kvcache.block_pool import BlockPool
+from kvpact.types import BlockId, DifferenceAction, VerdictWord, WorkerLife
 from tests.factories import make_contract
 from tests.handoff_fakes import (
     FIRST_TOKEN_ID,
     MAX_OUTPUT_TOKENS,
     READER,
     WIRES,
+    WRITER,
     FakeCache,
     Wire,
     all_parts,
     expected_blocks,
     first_token,
     make_reader,
+    order_of,
     progress,
     stream,
 )
@@ -64,7 +83,7 @@ async def test_a_whole_handoff_lands_every_block_and_can_be_taken_once(
         FIRST_TOKEN_ID,
     )
     with pytest.raises(Fenced, match="taken by Decode before"):
-        wire.reader.receiver.take(terms.handoff_id, READER)
+        wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
     wire.reader.pool.free(taken.blocks)
     assert wire.reader.all_free()
 
@@ -129,7 +148,7 @@ async def test_a_reservation_is_all_or_nothing(wire: Wire) -> None:
         await wire.port.reserve(wire.terms(prompt_tokens=40, number=2), MAX_OUTPUT_TOKENS)
     assert exhausted.value.retry_after_s == 1.0
     assert wire.reader.pool.counts().free == 1
-    with pytest.raises(BadRequest, match="the pool has 64"):
+    with pytest.raises(BadRequest, match="can't fit in 64 blocks"):
         await wire.port.reserve(
             wire.terms(prompt_tokens=1025, number=3, table_length=1100), MAX_OUTPUT_TOKENS
         )
@@ -299,7 +318,9 @@ async def test_a_push_opened_for_another_reservation_leaves_this_one_alone(
     with pytest.raises(Fenced):
         await wire.port.push(stream([replace(opened, **changes), *parts[1:]]))  # type: ignore[arg-type]
     await wire.port.push(stream(parts))
-    assert wire.reader.receiver.take(terms.handoff_id, READER).first_token_id == FIRST_TOKEN_ID
+    assert (
+        wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms)).first_token_id == FIRST_TOKEN_ID
+    )
 
 
 async def test_a_push_without_open_ends_nothing(wire: Wire) -> None:
@@ -312,7 +333,7 @@ async def test_a_push_without_open_ends_nothing(wire: Wire) -> None:
 async def test_a_handoff_that_is_not_committed_cannot_be_taken(wire: Wire) -> None:
     await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
     with pytest.raises(UnknownHandoff, match="isn't committed"):
-        wire.reader.receiver.take(wire.terms().handoff_id, READER)
+        wire.reader.receiver.take(wire.terms().handoff_id, READER, order_of(wire.terms()))
 
 
 async def test_an_expired_reservation_is_gone_without_new_work(wire: Wire) -> None:
@@ -334,7 +355,7 @@ async def test_a_committed_handoff_without_decode_dies_by_its_lease(wire: Wire) 
     wire.reader.alarms.advance(30.0)
     assert wire.reader.all_free()
     with pytest.raises(UnknownHandoff, match="lease expired"):
-        wire.reader.receiver.take(terms.handoff_id, READER)
+        wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
     assert (wire.reader.receiver.counters().committed, wire.reader.receiver.counters().expired) == (1, 1)
 
 
@@ -409,7 +430,7 @@ async def test_releasing_a_committed_handoff_frees_it_and_a_taken_one_is_left_al
     for terms in (first, second):
         await wire.port.push(stream(await all_parts(wire, terms)))
     assert await wire.port.release(first.handoff_id, "client left") is HandoffState.COMMITTED
-    taken = wire.reader.receiver.take(second.handoff_id, READER)
+    taken = wire.reader.receiver.take(second.handoff_id, READER, order_of(second))
     assert await wire.port.release(second.handoff_id, "late") is HandoffState.DECODING
     assert wire.reader.pool.counts().free == 61
     wire.reader.pool.free(taken.blocks)
@@ -463,3 +484,237 @@ async def test_many_handoffs_at_a_time_do_not_mix() -> None:
                 key: value for terms in all_terms for key, value in expected_blocks(wire, terms).items()
             }
             assert wire.reader.landing.landed == expected
+
+
+class Rows:
+    """A verifier that notes what it was asked, and refuses where it is told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Landed, tuple[Witness, ...]]] = []
+        self.refusal: DataLoss | None = None
+
+    def verify(self, landed: Landed, witnesses: Sequence[Witness]) -> WitnessReport:
+        self.seen.append((landed, tuple(witnesses)))
+        if self.refusal is not None:
+            raise self.refusal
+        return WitnessReport(row_count=len(witnesses), shows_rotation=True)
+
+
+class Judge:
+    """A judge that answers by script; it frees the blocks that it owns."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.outcome = CanaryOutcome(passed=True, max_abs_error=1e-6, tolerance=1e-4)
+        self.failure: Exception | None = None
+        self.expected: list[HandoffTerms] = []
+
+    def expect(self, writer: Contract, terms: HandoffTerms) -> None:
+        self.expected.append(terms)
+
+    async def judge(
+        self, writer: Contract, terms: HandoffTerms, blocks: Sequence[BlockId], first_token_id: int
+    ) -> CanaryOutcome:
+        assert first_token_id == FIRST_TOKEN_ID
+        assert self.pool.held() == {"canary": len(blocks)}
+        self.pool.free(blocks)
+        if self.failure is not None:
+            raise self.failure
+        return self.outcome
+
+
+SHOWN = (Witness(layer=0, position=3, raw_key=b"r", attended_key=b"k", value=b"v"),)
+
+
+@pytest.fixture(params=WIRES)
+async def checked(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Wire, Rows, Judge]]:
+    rows, reader = Rows(), make_reader()
+    judge = Judge(reader.pool)
+    reader.receiver._arrival._verifier = rows
+    reader.receiver._arrival._judge = reader.receiver._judge = judge
+    async with WIRES[request.param](reader=reader) as wire:
+        await wire.sender().pair(READER)
+        yield wire, rows, judge
+
+
+async def hand_over(wire: Wire, terms: HandoffTerms) -> CommitReceipt:
+    computed, cache = progress(len(terms.token_ids)), FakeCache(wire.contract)
+    sent = await wire.sender().hand_over(
+        terms, MAX_OUTPUT_TOKENS, computed, cache, first_token(), lambda: SHOWN
+    )
+    return sent.receipt
+
+
+async def probe(wire: Wire, *, writer: WorkerLife = WRITER, number: int = 90) -> CommitReceipt:
+    """The probe that the pair owes: its contracts have one table."""
+    (length,) = probe_lengths(wire.contract, wire.reader.contract)
+    terms = wire.terms(number=number, table_length=length)
+    return await hand_over(wire, replace(terms, writer=writer, canary=True))
+
+
+async def test_witnesses_reach_the_verifier_with_the_nonce_and_its_report_comes_back(
+    checked: tuple[Wire, Rows, Judge],
+) -> None:
+    wire, rows, _ = checked
+    await probe(wire)
+    rows.seen.clear()
+    terms = wire.terms()
+    receipt = await hand_over(wire, terms)
+    assert receipt.witnesses == WitnessReport(row_count=1, shows_rotation=True)
+    assert receipt.canary is None
+    ((landed, shown),) = rows.seen
+    assert shown == SHOWN
+    assert landed.terms == terms
+    assert len(landed.nonce) == 16
+    assert landed.blocks == wire.reader.landing.blocks[terms.handoff_id]
+    assert wire.reader.landing.finished[terms.handoff_id] == 40
+
+
+async def test_refused_witnesses_end_the_handoff_before_anybody_sees_it(
+    checked: tuple[Wire, Rows, Judge],
+) -> None:
+    wire, rows, _ = checked
+    await probe(wire)
+    rows.refusal = DataLoss("witness of layer 0, position 3: a lie", check="witness")
+    terms = wire.terms()
+    with pytest.raises(DataLoss, match="layer 0, position 3: a lie") as refused:
+        await hand_over(wire, terms)
+    assert refused.value.check == "witness"
+    assert wire.reader.all_free()
+    assert wire.reader.receiver.counters().failed == 1
+    with pytest.raises(UnknownHandoff, match="ended: witness of layer 0"):
+        wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
+
+
+@pytest.mark.parametrize("passed", [True, False])
+async def test_a_canary_is_judged_on_commit_and_gone(checked: tuple[Wire, Rows, Judge], passed: bool) -> None:
+    wire, rows, judge = checked
+    judge.outcome = replace(judge.outcome, passed=passed, finding="" if passed else "off by 0.5")
+    terms = replace(wire.terms(), canary=True)
+    receipt = await hand_over(wire, terms)
+    assert receipt.canary == judge.outcome
+    assert judge.expected == [terms]
+    assert len(rows.seen) == 1
+    assert wire.reader.all_free()
+    assert wire.reader.receiver.counters() == ReceiverCounters()
+    with pytest.raises(UnknownHandoff, match="it was a canary"):
+        wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
+    with pytest.raises(Fenced, match="can't be reserved"):
+        await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
+
+
+async def test_a_judge_that_fails_leaves_nothing_behind(checked: tuple[Wire, Rows, Judge]) -> None:
+    wire, _, judge = checked
+    judge.failure = Unavailable("the engine is closing")
+    with pytest.raises(Unavailable, match="closing"):
+        await hand_over(wire, replace(wire.terms(), canary=True))
+    assert wire.reader.all_free()
+    assert wire.reader.receiver.counters() == ReceiverCounters()
+
+
+async def test_a_canary_may_use_blocks_that_are_kept_for_growth() -> None:
+    reader = make_reader(blocks=3, limits=ReceiverLimits(growth_watermark_blocks=1))
+    reader.receiver._judge = reader.receiver._arrival._judge = Judge(reader.pool)
+    async with WIRES["in_process"](reader=reader) as wire:
+        await wire.sender().pair(READER)
+        reader.pool.free(reader.pool.allocate(1, "test"))
+        assert (await hand_over(wire, replace(wire.terms(), canary=True))).canary is not None
+
+
+async def test_a_reader_that_judges_no_canaries_gives_them_no_room(wire: Wire) -> None:
+    with pytest.raises(BadRequest, match="judges no canaries"):
+        await wire.port.reserve(replace(wire.terms(), canary=True), MAX_OUTPUT_TOKENS)
+    assert wire.reader.all_free()
+
+
+async def refused_without_probe(wire: Wire, terms: HandoffTerms) -> None:
+    with pytest.raises(DataLoss, match="hasn't passed its probe") as refused:
+        await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
+    assert refused.value.check == "canary"
+    assert wire.reader.all_free()
+
+
+async def test_a_pair_reserves_nothing_before_it_passed_its_probe(checked: tuple[Wire, Rows, Judge]) -> None:
+    wire, _, judge = checked
+    terms = wire.terms()
+    await refused_without_probe(wire, terms)
+    judge.outcome = replace(judge.outcome, passed=False, finding="off by 0.5")
+    await probe(wire, number=90)
+    await refused_without_probe(wire, terms)
+    judge.outcome = replace(judge.outcome, passed=True, finding="")
+    await probe(wire, number=91)
+    await wire.sender().pair(READER)
+    assert (await hand_over(wire, terms)).canary is None
+
+
+async def test_a_probe_that_fails_later_takes_back_what_an_earlier_one_proved(
+    checked: tuple[Wire, Rows, Judge],
+) -> None:
+    wire, _, judge = checked
+    await probe(wire, number=90)
+    judge.outcome = replace(judge.outcome, passed=False, finding="off by 0.5")
+    await probe(wire, number=91)
+    await refused_without_probe(wire, wire.terms())
+
+
+async def test_refused_rows_make_the_reader_ask_for_another_probe(checked: tuple[Wire, Rows, Judge]) -> None:
+    wire, rows, _ = checked
+    await probe(wire, number=90)
+    rows.refusal = DataLoss("witness of layer 0, position 3: a lie", check="witness")
+    with pytest.raises(DataLoss, match="a lie"):
+        await hand_over(wire, wire.terms())
+    rows.refusal = None
+    await wire.sender().pair(READER)
+    await refused_without_probe(wire, wire.terms(number=2))
+    await probe(wire, number=91)
+    assert (await hand_over(wire, wire.terms(number=2))).canary is None
+
+
+@pytest.mark.parametrize(("broken", "asked_again"), [("checksum", True), ("totals", False)])
+async def test_a_wrong_checksum_asks_for_another_probe_and_a_broken_stream_does_not(
+    checked: tuple[Wire, Rows, Judge], broken: str, asked_again: bool
+) -> None:
+    wire, _, _ = checked
+    await probe(wire)
+    opened, chunk, *rest = await all_parts(wire, wire.terms())
+    assert isinstance(chunk, Chunk)
+    parts = [opened, replace(chunk, checksum=chunk.checksum ^ 1), *rest] if asked_again else [opened, chunk]
+    with pytest.raises(DataLoss) as refused:
+        await wire.port.push(stream(parts))
+    assert refused.value.check == broken
+    if asked_again:
+        await refused_without_probe(wire, wire.terms(number=2))
+    else:
+        assert (await hand_over(wire, wire.terms(number=2))).canary is None
+
+
+async def test_a_writer_s_next_life_has_passed_nothing(checked: tuple[Wire, Rows, Judge]) -> None:
+    wire, _, _ = checked
+    await probe(wire)
+    reborn = WorkerLife(worker=WRITER.worker, incarnation=b"n" * 16)
+    sender = wire.sender()
+    sender._life = reborn
+    await sender.pair(READER)
+    await refused_without_probe(wire, replace(wire.terms(), writer=reborn))
+
+
+async def test_each_length_that_the_pair_owes_a_probe_must_pass_one(
+    checked: tuple[Wire, Rows, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire, _, _ = checked
+    await probe(wire, number=90)
+    owed = (128, *probe_lengths(wire.contract, wire.reader.contract))
+    monkeypatch.setattr(pairing, "probe_lengths", lambda *_: owed)
+    await refused_without_probe(wire, wire.terms(number=2))
+    await hand_over(wire, replace(wire.terms(number=91, table_length=128), canary=True))
+    assert (await hand_over(wire, wire.terms(number=2))).canary is None
+
+
+async def test_a_pair_too_short_for_a_probe_needs_none() -> None:
+    contract = make_contract(context_tokens=2)
+    reader = make_reader(contract=contract)
+    reader.receiver._judge = reader.receiver._arrival._judge = Judge(reader.pool)
+    async with WIRES["in_process"](contract=contract, reader=reader) as wire:
+        await wire.sender().pair(READER)
+        terms = wire.terms(prompt_tokens=1, table_length=2)
+        assert (await hand_over(wire, terms)).canary is None

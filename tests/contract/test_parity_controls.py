@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from typer.testing import CliRunner
 from decode_worker.landing import CacheLanding, CacheLandingHandle
 from kvpact.cli import parity as parity_command
 from kvpact.cli.main import app
-from kvpact.cli.parity_run import LegReport, run_parity
+from kvpact.cli.parity_compare import QUANTITIES, LegReport
+from kvpact.cli.parity_plot import draw
+from kvpact.cli.parity_run import run_parity
 from kvpact.contract.contract import Contract
 from kvpact.contract.rotation import rotate, rotation_at, unrotate
 from kvpact.engine.engine import Engine
 from kvpact.engine.probe import Reference
-from kvpact.handoff.messages import Buffer, HandoffTerms
+from kvpact.handoff.messages import Buffer, ChunkHeader, HandoffTerms
 from kvpact.types import BlockId, Verdict
 from tests.fakes import identified_engine, make_tiny_model
 
@@ -39,16 +42,29 @@ class DamagedLanding(CacheLanding):
         self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
     ) -> CacheLandingHandle:
         handle = super().prepare(writer, verdict, terms, blocks)
-        convert = handle._converter.convert
+        land, size = handle.land, writer.layout.block_size
 
-        def damaged(layer: int, *payloads: Buffer, **places: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            k_THD, v_THD = convert(layer, *payloads, **places)
-            if layer in self.layers:
-                k_THD = self.damage(k_THD, self._cache.contract, layer, places["positions_T"])
-            return k_THD, v_THD
+        def damaged(header: ChunkHeader, keys: Buffer, values: Buffer) -> None:
+            land(header, keys, values)
+            if header.layer in self.layers:
+                start = header.block_start * size
+                end = min(start + header.block_count * size, len(terms.token_ids))
+                self._spoil(header.layer, blocks, torch.arange(start, end))
 
-        handle._converter.convert = damaged  # type: ignore[method-assign]
+        handle.land = damaged  # type: ignore[method-assign]
         return handle
+
+    def _spoil(self, layer: int, blocks: Sequence[BlockId], positions_T: torch.Tensor) -> None:
+        cache, contract = self._cache, self._cache.contract
+        slots_T = cache.slots(blocks, int(positions_T[0]), int(positions_T[-1]) + 1)
+        rows_HT = cache.rows(slots_T, contract.group_of(layer).kv_heads)
+        k_THD = cache.keys_at(layer, rows_HT).transpose(0, 1)
+        v_THD = cache.values_at(layer, rows_HT).transpose(0, 1)
+        if self.damage is swap_values:
+            v_THD = self.damage(v_THD, contract, layer, positions_T)
+        else:
+            k_THD = self.damage(k_THD, contract, layer, positions_T)
+        cache.put(layer, rows_HT, k_THD, v_THD)
 
 
 def leave_unrotate_out(
@@ -71,6 +87,13 @@ def shift_positions(
     rotary = contract.group_of(layer).rotary
     raw_THD = unrotate(k_THD, rotation_at(rotary, rotary.tables[0], positions_T))
     return rotate(raw_THD, rotation_at(rotary, rotary.tables[0], positions_T + 1))
+
+
+def swap_values(
+    v_THD: torch.Tensor, contract: Contract, layer: int, positions_T: torch.Tensor
+) -> torch.Tensor:
+    """Values of the two heads change places."""
+    return v_THD.flip(1)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +176,103 @@ async def test_a_doubled_rotation_spares_position_zero(
     assert all(report.passed for report in reports), "angle 0 hides it, so a one-token prompt is no evidence"
 
 
+async def test_swapped_values_are_found_though_the_layer_s_logits_are_right(
+    reference: Reference, engines: dict[str, Engine]
+) -> None:
+    (*_, report) = await handoff_legs(reference, engines, "rotated", swap_values, frozenset({1}))
+    assert not report.passed
+    assert max(report.attention_max_abs) <= report.tolerance, "logits come from queries and keys alone"
+    assert report.divergence is None
+    assert report.quantity("keys").first is None
+    assert report.first is not None
+    name, place = report.first
+    assert (name, place.layer, place.head, place.position) == ("values", 1, 0, 0)
+    outputs = report.quantity("attention_outputs").first
+    assert outputs is not None
+    assert (outputs.layer, outputs.position) == (1, report.prompt_tokens)
+
+
+@pytest.mark.parametrize("lanes", ["half_split", "adjacent"])
+async def test_each_quantity_is_compared_in_every_layer(
+    folder: Path, reference: Reference, engines: dict[str, Engine], lanes: str
+) -> None:
+    reader = identified_engine(folder, blocks=16, stored_lane_order=lanes)
+    reader.start()
+    try:
+        reports = [report async for report in run_parity(reference, engines["writer"], reader, (17,))]
+    finally:
+        reader.close()
+    for report in reports:
+        assert report.passed
+        assert [quantity.name for quantity in report.quantities] == list(QUANTITIES)
+        for quantity in report.quantities:
+            assert len(quantity.max_abs) == len(quantity.max_rel) == 2
+            positions = 1 if quantity.name == "attention_outputs" else 18
+            assert quantity.by_position_Ln.shape == (2, positions)
+            assert quantity.by_position_Ln.amax(dim=1).tolist() == pytest.approx(list(quantity.max_abs))
+            assert all(
+                0 < rel <= absolute for rel, absolute in zip(quantity.max_rel, quantity.max_abs, strict=True)
+            )
+
+
+@pytest.mark.parametrize(
+    ("reader", "damage"), [("raw", leave_unrotate_out), ("rotated", swap_lanes), ("rotated", shift_positions)]
+)
+async def test_damaged_keys_are_the_first_to_differ_and_their_place_is_named(
+    reference: Reference, engines: dict[str, Engine], reader: str, damage: Damage
+) -> None:
+    for report in await handoff_legs(reference, engines, reader, damage, frozenset({1})):
+        assert report.first is not None
+        name, place = report.first
+        assert (name, place.layer, place.position) == ("keys", 1, FIRST_KEY_OFF[damage])
+        off = report.quantity("keys").by_position_Ln
+        assert float(off[0].max()) <= report.tolerance < float(off[1, : report.prompt_tokens].max())
+        assert float(off[1, report.prompt_tokens]) <= report.tolerance, "the reader's own key is right"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+async def test_the_picture_is_written_and_marks_the_first_place(
+    reference: Reference, engines: dict[str, Engine], tmp_path: Path, suffix: str
+) -> None:
+    landing = DamagedLanding(engines["rotated"], shift_positions, frozenset({1}))
+    reports = await all_legs(reference, engines, "rotated", (33,), landing)
+    file = tmp_path / f"damage{suffix}"
+    draw(reports, file, model="tiny llama")
+    data = file.read_bytes()
+    if suffix == ".png":
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = struct.unpack(">II", data[16:24])
+        assert min(width, height) > 500
+    else:
+        assert data.startswith(b"<?xml")
+        assert b"</svg>" in data
+        assert b"<image" in data, "each panel is a picture of layers by positions"
+
+
+def test_the_command_draws_what_it_measured(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "parity.png"
+    result = CliRunner().invoke(app, ["parity", str(folder), "--lengths", "1,17", "--plot", str(file)])
+    assert result.exit_code == 0, result.output
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert all(word in result.stdout for word in ("keys", "values", "outputs", "equal"))
+
+
+@pytest.mark.parametrize("name", ["parity.pdf", "parity", "nowhere/parity.png"])
+def test_a_picture_that_can_t_be_written_is_refused_before_anything_runs(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    result = CliRunner().invoke(app, ["parity", str(folder), "--plot", str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert "--plot" in result.stderr
+
+
+def test_without_matplotlib_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(app, ["parity", str(folder), "--plot", "parity.png"])
+    assert result.exit_code == 2
+    assert "pip install 'kvpact[plot]'" in result.stderr
+
+
 def test_the_command_reports_every_leg_as_json(folder: Path) -> None:
     result = CliRunner().invoke(app, ["parity", str(folder), "--lengths", "1,17", "--json"])
     assert result.exit_code == 0, result.output
@@ -164,6 +284,10 @@ def test_the_command_reports_every_leg_as_json(folder: Path) -> None:
         ("handoff", 17, True),
     ]
     assert all(max(leg["attention_max_abs"]) <= 1e-4 for leg in legs)
+    for leg in legs:
+        assert list(leg["quantities"]) == list(QUANTITIES)
+        assert all(quantity["first"] is None for quantity in leg["quantities"].values())
+        assert leg["logits_max_rel"] <= leg["logits_max_abs"] <= 1e-4
 
 
 def test_the_command_names_what_diverged(

@@ -15,7 +15,7 @@ from kvpact.clock import new_handoff_id, new_incarnation
 from kvpact.engine.engine import Engine
 from kvpact.errors import BadRequest, ContractRefused, Fenced, Unavailable, UnknownHandoff
 from kvpact.handoff.messages import DecodeJob
-from kvpact.types import FinishReason, HandoffId, Sampling
+from kvpact.types import FinishReason, HandoffId, Sampling, VerdictWord
 from prefill_worker.jobs import Committed, FirstToken, PrefillJob, Reserved
 from tests.fakes import identified_engine, make_tiny_model, prompt_of
 from tests.references import golden
@@ -207,6 +207,33 @@ async def test_a_refused_cache_costs_no_compute(folder: Path, engines: tuple[Eng
     assert writer.counters().computed_prompt_tokens == before
     assert reader.pool.counts().free == 8
     reader.close()
+
+
+async def test_output_that_could_never_fit_is_refused_before_any_compute(
+    folder: Path, engines: tuple[Engine, Engine]
+) -> None:
+    writer, _ = engines
+    reader = identified_engine(folder, blocks=6)
+    before = writer.counters().computed_prompt_tokens
+    async with InProcessPair(writer, reader, checked=False) as pair:
+        sampling = Sampling(max_output_tokens=500, ignore_eos=True)
+        with pytest.raises(BadRequest, match="can't fit in 6 blocks"):
+            await anext(pair.generate(PROMPT, sampling))
+    assert writer.counters().computed_prompt_tokens == before
+    assert reader.pool.counts().free == 6
+    reader.close()
+
+
+async def test_blocks_larger_than_a_message_are_refused_at_pairing(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "wide", head_dim=256, hidden_size=1024, kv_heads=4)
+    writer = identified_engine(folder, blocks=2, block_size=1024)
+    reader = identified_engine(folder, blocks=8)
+    async with InProcessPair(writer, reader, checked=False) as pair:
+        verdict = await pair.connect()
+    assert verdict.word is VerdictWord.REJECT
+    assert "block_size" in {difference.field for difference in verdict.differences}
+    for engine in (writer, reader):
+        engine.close()
 
 
 async def test_a_handoff_is_decoded_once(folder: Path, pair: InProcessPair) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +12,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvpact.contract.compare import Policy, compare
-from kvpact.contract.contract import Contract
+from kvpact.contract.contract import Contract, LayerGroup, Quantization
 from kvpact.contract.explain import render_verdict
 from kvpact.contract.findings import REMEDIES
+from kvpact.contract.identity import contract_digest
+from kvpact.contract.jsonform import contract_from_json, contract_to_json
 from kvpact.contract.rotation import rotate, rotation_at
 from kvpact.contract.tables import moves_within, table_gap
-from kvpact.types import DifferenceAction, Relation, VerdictWord
+from kvpact.handoff.codec import contract_from_bytes, contract_to_bytes
+from kvpact.types import DifferenceAction, Dtype, Exactness, KeyState, Relation, VerdictWord
 from tests.factories import make_contract
 from tests.strategies import contracts
 
 torch.set_num_threads(1)
+WORSE = (Exactness.BIT_EXACT, Exactness.ROUNDING, Exactness.LOSSY)
 REACHES = st.sampled_from((0, 1, 2, 32, 33, 4096, 131072))
 POLICIES = st.sampled_from(
     (Policy(), Policy(on_convertible="reject"), Policy(fields=(("key_state", "reject"),)))
@@ -123,6 +129,83 @@ def test_a_table_within_rounding_moves_no_key_by_more_than_it_states(
     assert (verdict.word is VerdictWord.ACCEPT) == (largest_rad <= 0.02)
     relations = {part.relation for part in verdict.differences}
     assert relations <= {Relation.ROUNDING, Relation.INCOMPATIBLE}
+
+
+@few
+@given(writer=contracts(), reader=contracts(), reach=REACHES)
+def test_a_verdict_survives_protobuf_and_json_in_any_field_order(
+    writer: Contract, reader: Contract, reach: int
+) -> None:
+    verdict = compare(writer, reader, Policy(), reach)
+    for form in (_through_protobuf, _through_json):
+        copied = form(writer), form(reader)
+        assert [contract_digest(side) for side in copied] == [
+            contract_digest(writer),
+            contract_digest(reader),
+        ]
+        assert compare(*copied, Policy(), reach) == verdict
+
+
+def _through_protobuf(contract: Contract) -> Contract:
+    return contract_from_bytes(contract_to_bytes(contract), schema_major=contract.schema.major)
+
+
+def _through_json(contract: Contract) -> Contract:
+    return contract_from_json(_reversed(json.loads(json.dumps(contract_to_json(contract)))))
+
+
+def _reversed(value: Any) -> Any:
+    """The same JSON value with the fields of every object in the other order."""
+    if isinstance(value, dict):
+        return {key: _reversed(value[key]) for key in reversed(list(value))}
+    return [_reversed(item) for item in value] if isinstance(value, list) else value
+
+
+@few
+@given(writer=contracts(), reader=contracts())
+def test_an_angle_or_another_scale_on_quantised_data_is_lossy_and_the_worst_step_is_the_class(
+    writer: Contract, reader: Contract
+) -> None:
+    reader = replace(reader, model=writer.model, layer_groups=_other_forms(writer, reader))
+    reader = replace(reader, layout=replace(reader.layout, shard=writer.layout.shard))
+    verdict = compare(writer, reader, Policy(lossy="allow"), 2)
+    assume(verdict.word is not VerdictWord.REJECT)
+    assert verdict.exactness is max(
+        (step.exactness for step in verdict.plan), key=WORSE.index, default=WORSE[0]
+    )
+    ours, theirs = writer.layout, reader.layout
+    keys = ours.key_dtype, ours.key_quantization, theirs.key_dtype, theirs.key_quantization
+    values = ours.value_dtype, ours.value_quantization, theirs.value_dtype, theirs.value_quantization
+    turned = any(part.field == "key_state" for part in verdict.differences)
+    eight_bits = {Dtype.INT8, Dtype.FLOAT8_E4M3, Dtype.FLOAT8_E5M2} & {ours.key_dtype, theirs.key_dtype}
+    scaled = any(part != Quantization() for part in (keys[1], keys[3]))
+    if turned and (scaled or eight_bits):
+        assert verdict.exactness is Exactness.LOSSY
+    for dtype, scales, other_dtype, other_scales in (keys, values):
+        if scales != other_scales or (scales != Quantization() and dtype is not other_dtype):
+            assert verdict.exactness is Exactness.LOSSY
+        if scales == other_scales == Quantization() and dtype is Dtype.FLOAT32 is not other_dtype:
+            assert verdict.exactness is Exactness.LOSSY
+    if verdict.exactness is Exactness.LOSSY:
+        assert compare(writer, reader, Policy(), 2).word is VerdictWord.REJECT
+
+
+def _other_forms(writer: Contract, reader: Contract) -> tuple[LayerGroup, ...]:
+    """The writer's layers with the reader's lane order, and raw keys as rotated ones or the other way."""
+    lanes = reader.layer_groups[0].rotary.stored_lane_order
+    other = {KeyState.RAW: KeyState.ROTATED, KeyState.ROTATED: KeyState.RAW, KeyState.NONE: KeyState.NONE}
+    turned = reader.layout.block_size % 2 == 0
+    return tuple(
+        replace(
+            group,
+            rotary=replace(
+                group.rotary,
+                stored_lane_order=lanes,
+                key_state=other[group.rotary.key_state] if turned else group.rotary.key_state,
+            ),
+        )
+        for group in writer.layer_groups
+    )
 
 
 @pytest.mark.parametrize("field", list(REMEDIES))

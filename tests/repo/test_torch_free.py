@@ -13,7 +13,7 @@ from tests.repo.tree import ROOT, module_name, package_files
 HEAVY = ("torch", "ray", "transformers")
 TORCH_IN_CONTRACT = (
     "kvpact/contract/rotation.py",
-    "kvpact/contract/convert.py",
+    "kvpact/contract/convert*.py",
     "kvpact/contract/witness.py",
 )
 RAY_IN_COORDINATOR = ("*/actor.py", "*/supervisor.py", "*/__main__.py")

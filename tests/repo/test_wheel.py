@@ -90,9 +90,8 @@ def test_the_wheel_holds_the_listed_packages_and_the_license(wheel: Path) -> Non
 
 def test_every_package_file_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    sources = (
-        path for package in PACKAGES for path in (ROOT / package).rglob("*.py*") if path.suffix != ".pyc"
-    )
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py*"))
+    sources = (path for path in found if "__pycache__" not in path.parts)
     assert [str(path.relative_to(ROOT)) for path in sources if str(path.relative_to(ROOT)) not in names] == []
 
 

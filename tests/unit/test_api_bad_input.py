@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from coordinator.api.middleware import MAX_BODY_BYTES
+from coordinator.api.middleware import MAX_BODY_BYTES, body_limit
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_text_folder
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -64,10 +64,10 @@ async def test_an_empty_prompt(cluster: FakeCluster, http: httpx.AsyncClient, pr
     assert "empty" in error["message"]
 
 
-@pytest.mark.parametrize("prompt", [[264], [5, -1], [[5], [10**9]], [2**40]])
+@pytest.mark.parametrize("prompt", [[259], [264], [5, -1], [[5], [10**9]], [2**40]])
 async def test_a_token_id_out_of_range(cluster: FakeCluster, http: httpx.AsyncClient, prompt: Any) -> None:
     error = await refused(cluster, http, COMPLETIONS, {"prompt": prompt})
-    assert "expected one from 0 to 263" in error["message"]
+    assert "expected one from 0 to 258" in error["message"]
     assert str(prompt[-1] if isinstance(prompt[-1], int) else prompt[-1][-1]) in error["message"]
 
 
@@ -85,7 +85,7 @@ async def test_a_missing_prompt(cluster: FakeCluster, http: httpx.AsyncClient) -
     assert (error["param"], error["code"]) == ("prompt", "missing_field")
 
 
-@pytest.mark.parametrize("length", [64, 65, 5000])
+@pytest.mark.parametrize("length", [64, 65, 832])
 async def test_a_prompt_longer_than_the_context_is_told_both_numbers(
     cluster: FakeCluster, http: httpx.AsyncClient, length: int
 ) -> None:
@@ -98,8 +98,60 @@ async def test_a_prompt_longer_than_the_context_is_told_both_numbers(
 async def test_a_prompt_that_leaves_room_for_one_token_gets_one(
     cluster: FakeCluster, http: httpx.AsyncClient
 ) -> None:
-    answer = await http.post(COMPLETIONS, json={"prompt": "x" * 63, "max_tokens": 10})
+    answer = await http.post(COMPLETIONS, json={"prompt": "x" * 63})
     assert answer.json()["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "field"),
+    [
+        (COMPLETIONS, {"prompt": "x" * 40}, "max_tokens"),
+        (COMPLETIONS, {"prompt": ["x", "x" * 40]}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 21}]}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 21}]}, "max_completion_tokens"),
+    ],
+)
+async def test_more_tokens_than_the_context_leaves_are_refused_with_the_numbers(
+    cluster: FakeCluster, http: httpx.AsyncClient, path: str, prompt: dict[str, Any], field: str
+) -> None:
+    error = await refused(cluster, http, path, prompt | {field: 25})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert f"64 tokens, but {field} is 25 and the prompt has 40 tokens" in error["message"]
+    fits = await http.post(path, json=prompt | {field: 24})
+    assert fits.status_code == 200
+
+
+async def test_a_text_too_long_for_any_tokens_is_refused_by_its_characters(
+    cluster: FakeCluster, http: httpx.AsyncClient
+) -> None:
+    for path, body in (
+        (COMPLETIONS, {"prompt": "x" * 833}),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 833}]}),
+    ):
+        error = await refused(cluster, http, path, body)
+        assert error["code"] == "context_length_exceeded"
+        assert "characters, of which a token stands for 13 at most" in error["message"]
+
+
+async def test_more_messages_or_parts_than_tokens(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    part = {"type": "text", "text": ""}
+    for messages in (HELLO * 65, [{"role": "user", "content": [part] * 64}]):
+        error = await refused(cluster, http, CHAT, {"messages": messages})
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert "65 messages" in error["message"]
+
+
+async def test_an_unknown_role_is_told_the_known_ones(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+    error = await refused(cluster, http, CHAT, {"messages": [*HELLO, {"role": "robot", "content": "hi"}]})
+    assert error["param"] == "messages"
+    assert 'messages.1.role: found "robot"' in error["message"]
+    assert "system, developer, user, assistant, tool, function" in error["message"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+async def test_known_roles_and_an_empty_message_are_served(http: httpx.AsyncClient, role: str) -> None:
+    answer = await http.post(CHAT, json={"messages": [{"role": role, "content": ""}], "max_tokens": 1})
+    assert answer.status_code == 200
 
 
 async def test_a_chat_longer_than_the_context(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
@@ -229,6 +281,8 @@ async def test_a_temperature_above_zero_says_greedy_only(
         ("stop", ""),
         ("stop_token_ids", [None]),
         ("stop_token_ids", [264]),
+        ("stop_token_ids", [5] * 1025),
+        ("stop", ["a"] * 5000),
         ("seed", "x"),
         ("stream_options", {"include_usage": True}),
         ("model", 5),
@@ -249,14 +303,40 @@ async def test_messages_of_another_form(cluster: FakeCluster, http: httpx.AsyncC
     assert error["param"] == "messages"
 
 
-async def test_text_that_is_no_unicode(cluster: FakeCluster, http: httpx.AsyncClient) -> None:
-    answer = await http.post(
-        COMPLETIONS, content=b'{"prompt": "\\ud800"}', headers={"content-type": "application/json"}
-    )
-    assert "Unicode" in error_of(answer, 400)["message"]
+@pytest.mark.parametrize(
+    ("path", "body", "param", "place"),
+    [
+        (COMPLETIONS, r'{"prompt": "a\ud800"}', "prompt", "prompt isn't"),
+        (COMPLETIONS, r'{"prompt": ["x", "\uDFFF"]}', "prompt", "prompt.1 isn't"),
+        (COMPLETIONS, r'{"prompt": "x", "stop": ["\ud800"]}', "stop", "stop.0 isn't"),
+        (COMPLETIONS, r'{"prompt": "x", "model": "\ud800"}', "model", "model isn't"),
+        (COMPLETIONS, r'{"prompt": "x", "user": "\ud800"}', "user", "user isn't"),
+        (COMPLETIONS, r'{"prompt": "x", "more": {"\ud800": 1}}', "more", "a name in more isn't"),
+        (COMPLETIONS, r'{"prompt": "x", "\ud800": 1}', r"'\ud800'", "a name in the body isn't"),
+        (CHAT, r'{"messages": [{"role": "user", "content": "\ud800"}]}', "messages", "messages.0.content"),
+        (CHAT, r'{"messages": [{"role": "\ud800", "content": "a"}]}', "messages", "messages.0.role isn't"),
+        (CHAT, r'{"messages": [], "tools": [{"a": "\ud800"}]}', "tools", "tools.0.a isn't"),
+    ],
+)
+async def test_text_that_is_no_unicode_is_named(
+    http: httpx.AsyncClient, path: str, body: str, param: str, place: str
+) -> None:
+    answer = await http.post(path, content=body, headers={"content-type": "application/json"})
+    error = error_of(answer, 400)
+    assert error["param"] == param
+    assert f"{place} valid Unicode" in error["message"] or place in error["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"", b'{"prompt": "x",}', b"\xff\xfe", b"[" * 100_000, b'{"a": NaN'])
+async def test_a_whole_surrogate_pair_is_text(http: httpx.AsyncClient) -> None:
+    body = r'{"prompt": "\ud83d\ude00", "max_tokens": 1}'
+    answer = await http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"", b'{"prompt": "x",}', b"\xff\xfe", b'{"prompt": "\xed\xa0\x80"}', b"[" * 60_000, b'{"a": NaN'],
+)
 async def test_malformed_json(cluster: FakeCluster, http: httpx.AsyncClient, body: bytes) -> None:
     answer = await http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert error_of(answer, 400)["type"] == "invalid_request_error"
@@ -284,10 +364,12 @@ async def test_a_body_that_is_not_sent_as_json(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_body_that_is_too_large_by_its_length_or_while_it_comes(http: httpx.AsyncClient) -> None:
-    blob = b" " * (MAX_BODY_BYTES + 1)
+    limit = body_limit(64)
+    assert limit < MAX_BODY_BYTES, "no context of 64 tokens needs that"
+    blob = b" " * (limit + 1)
     headers = {"content-type": "application/json"}
     error = error_of(await http.post(COMPLETIONS, content=blob, headers=headers), 413)
-    assert (error["code"], str(MAX_BODY_BYTES) in error["message"]) == ("request_too_large", True)
+    assert (error["code"], str(limit) in error["message"]) == ("request_too_large", True)
 
     async def in_pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(blob), 1 << 20):

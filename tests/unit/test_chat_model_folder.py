@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from coordinator.model_folder import ModelText
 from kvpact.errors import BadRequest, UnreadableSource
-from tests.coordinator_fakes import VOCAB_SIZE, make_text_folder
+from tests.coordinator_fakes import TOKENS, VOCAB_SIZE, make_text_folder
 
 
 def changed(folder: Path, name: str, **changes: Any) -> Path:
@@ -22,7 +25,38 @@ def changed(folder: Path, name: str, **changes: Any) -> Path:
 
 def test_numbers_come_from_the_configs(tmp_path: Path) -> None:
     model = ModelText(make_text_folder(tmp_path, context=77))
-    assert (model.context, model.vocabulary) == (77, VOCAB_SIZE)
+    assert (model.context, model.vocabulary) == (77, TOKENS)
+
+
+def test_token_ids_are_those_that_both_the_model_and_the_tokenizer_know(tmp_path: Path) -> None:
+    for vocab_size, vocabulary in ((VOCAB_SIZE, TOKENS), (TOKENS - 9, TOKENS - 9)):
+        assert ModelText(changed(tmp_path, "config.json", vocab_size=vocab_size)).vocabulary == vocabulary
+    folder = make_text_folder(tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["<added>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert ModelText(folder).vocabulary == TOKENS + 1
+
+
+def test_a_normalizer_may_compose_characters_before_they_are_tokens(tmp_path: Path) -> None:
+    folder = make_text_folder(tmp_path)
+    assert ModelText(folder).characters_per_token == len("<|endoftext|>")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert ModelText(folder).characters_per_token == 4 * len("<|endoftext|>")
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised(tmp_path: Path) -> None:
+    model = ModelText(make_text_folder(tmp_path))
+    thread = threading.Thread(target=model.encode, args=("word and more, " * 15_000,))
+    thread.start()
+    started = last = time.perf_counter()
+    longest = 0.0
+    while thread.is_alive():
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < (time.perf_counter() - started) / 2
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])

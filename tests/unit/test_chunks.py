@@ -86,6 +86,21 @@ def test_a_checksum_depends_on_handoff_contract_tokens_and_every_byte() -> None:
     assert chunk.checksum in sums
 
 
+def test_a_checksum_depends_on_each_scale_and_on_whose_it_is() -> None:
+    chunk = full_chunk()
+    splits = [
+        ((), ()),
+        ((0.5, 2.0), ()),
+        ((0.5,), (2.0,)),
+        ((), (0.5, 2.0)),
+        ((0.5,), (3.0,)),
+        ((2.0,), (0.5,)),
+    ]
+    headers = [replace(chunk.header, key_scales=keys, value_scales=values) for keys, values in splits]
+    sums = {chunk_checksum(header, WRITER_DIGEST, TOKENS, chunk.keys, chunk.values) for header in headers}
+    assert len(sums) == len(splits)
+
+
 def test_a_checksum_is_that_of_the_bytes_in_a_row() -> None:
     chunk = full_chunk()
     whole = memoryview(bytes(chunk.keys) + bytes(chunk.values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from kvpact.cli.contract_tables import layer_ranges
 from kvpact.contract.jsonform import contract_from_json, contract_to_json
 from tests.factories import make_contract
 from tests.fakes import make_tiny_model
+from tests.gguf_files import write_gguf
+from tests.handoff_fakes import grpc_wire
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -172,16 +175,77 @@ def test_a_side_that_cant_be_read_exits_3(
         assert message in result.stderr.replace("\n", " ")
 
 
-def test_a_worker_address_exits_3(config: str) -> None:
-    for address in ("127.0.0.1:50051", "decode-0.local:80", "[::1]:80"):
-        result = _run("check", config, address)
-        assert (result.exit_code, "worker's address" in result.stderr.replace("\n", " ")) == (3, True)
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "no-such-host.invalid:80"])
+def test_a_worker_that_doesnt_answer_exits_3_and_says_what_to_do(config: str, address: str) -> None:
+    result = _run("check", config, address)
+    said = result.stderr.replace("\n", " ")
+    assert result.exit_code == 3, result.output
+    assert f"no worker answers at {address}" in said
+    assert "give the address that `kvpact up`" in said
 
 
-def test_another_server_s_rules_exit_3(config: str) -> None:
-    result = _run("check", config, config, "--served-by", "vllm")
-    assert (result.exit_code, "--served-by vllm" in result.stderr) == (3, True)
-    assert _run("show", config, "--served-by", "vllm").exit_code == 3
+async def test_a_running_worker_is_asked_for_its_contract(config: str) -> None:
+    async with grpc_wire() as wire:
+        address = wire.port.endpoint
+        shown, checked, refused = [
+            await _in_a_process(*arguments)
+            for arguments in (
+                ("show", address, "--json"),
+                ("check", address, config, "--json"),
+                ("show", address, "--set", "rope_theta=1"),
+            )
+        ]
+    assert contract_from_json(json.loads(shown[1])) == wire.reader.contract
+    assert "cache: worker" in shown[2]
+    assert (checked[0], json.loads(checked[1])["verdict"]) == (20, "reject")
+    assert (refused[0], "a running worker" in refused[2]) == (2, True)
+
+
+async def _in_a_process(*arguments: str) -> tuple[int | None, str, str]:
+    """The command in a process of its own, beside the event loop that serves it: code, stdout, stderr."""
+    command = (sys.executable, "-c", "from kvpact.cli.contract import app; app()", *arguments)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode().replace("\n", " ")
+
+
+def test_a_server_whose_rules_arent_known_is_wrong_usage(config: str) -> None:
+    for arguments in (
+        ("show", config, "--served-by", "sglang"),
+        ("check", config, config, "--served-by", "sglang"),
+        ("check", config, config, "--reader-served-by", "sglang"),
+    ):
+        result = _run(*arguments)
+        assert result.exit_code == 2
+        assert "expected transformers, vllm, llama.cpp" in result.stderr.replace("\n", " ")
+
+
+def test_one_table_is_the_same_whoever_serves_it(config: str) -> None:
+    plain = json.loads(_run("show", config, "--json").stdout)
+    assert json.loads(_run("show", config, "--json", "--served-by", "vllm").stdout) == plain
+    assert _run("check", config, config, "--writer-served-by", "llama.cpp").exit_code == 0
+
+
+def test_a_gguf_file_is_shown_and_checked_against_its_folder(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", theta=100000.0)
+    gguf = str(write_gguf(folder, tmp_path / "model.gguf", logit_scale=2.0))
+    shown = _run("show", gguf, "--json")
+    assert (shown.exit_code, "llama.logit_scale isn't known" in shown.stderr) == (0, True)
+    both = _run("check", gguf, str(folder), "--json")
+    assert json.loads(both.stdout)["verdict"] == "accept"
+    other = _run("check", gguf, str(folder), "--writer-set", "rope_theta=10000", "--json")
+    assert [part["field"] for part in json.loads(other.stdout)["differences"]] == ["inv_freq"]
+
+
+def test_costs_are_those_of_the_contract_s_ledger(config: str) -> None:
+    costs = json.loads(_run("show", config, "--cost", "100", "--json").stdout)
+    assert (costs["tokens"], costs["cache_bytes"]) == (100, 2 * 2 * 2 * 16 * 100 * 4)
+    narrow = _run("show", config, "--cost", "100", "--json", "--set", "cache.dtype=bfloat16")
+    assert json.loads(narrow.stdout)["cache_bytes"] == costs["cache_bytes"] // 2
+    assert "51,200 bytes" in _run("show", config, "--cost", "100").stdout
+    assert _run("show", config, "--cost", "0").exit_code == 2
 
 
 def test_a_contract_file_with_an_unset_field_exits_3_and_names_it(config: str, tmp_path: Path) -> None:
@@ -239,6 +303,19 @@ def test_max_model_len_is_the_context(config: str) -> None:
 def test_layer_ranges_are_short() -> None:
     assert layer_ranges(()) == "all"
     assert layer_ranges((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
+
+
+def test_a_gguf_is_read_without_torch(tmp_path: Path) -> None:
+    gguf = str(write_gguf(make_tiny_model(tmp_path / "model"), tmp_path / "model.gguf"))
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'ray', 'grpc'):\n"
+        "    sys.modules[name] = None\n"
+        "from kvpact.cli.contract import app\n"
+        f"app(['show', {gguf!r}, '--json'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, json.loads(result.stdout)["architecture"]) == (0, "llama"), result.stderr
 
 
 def test_check_needs_neither_torch_nor_transformers_nor_ray(config: str) -> None:

@@ -91,21 +91,27 @@ REFUSED = {
     "inv_freq": make_contract(theta=1e6),
     "amplitude": make_contract(amplitude=1.277259),
     "lane_offset": with_rotary(BASE, lane_offset=8),
-    "stored_lane_order": make_contract(stored_lane_order=LaneOrder.ADJACENT),
     "mrope_sections": with_rotary(BASE, mrope_sections=(4, 2, 2)),
     "basis": with_rotary(BASE, basis=Basis.HADAMARD),
-    "packing": with_layout(BASE, packing=Packing.PACKED),
-    "byte_order": with_layout(BASE, byte_order=ByteOrder.BIG),
-    "key_dtype": with_layout(BASE, key_dtype=Dtype.BFLOAT16),
-    "value_dtype": with_layout(BASE, value_dtype=Dtype.FLOAT16),
-    "key_quantization": with_layout(BASE, key_quantization=INT8_SCALES),
-    "value_quantization": with_layout(BASE, value_quantization=INT8_SCALES),
-    "shard": with_layout(BASE, shard=replace(BASE.layout.shard, tensor_parallel_size=2, head_end=1)),
+    "shard": with_layout(BASE, shard=replace(BASE.layout.shard, tensor_parallel_size=3, head_end=1)),
 }
 CONVERTED = {
     "key_state": (make_contract(key_state=KeyState.RAW), PlanOp.UNROTATE),
     "axis_order": (make_contract(axis_order=AxisOrder.HND), PlanOp.RELAYOUT),
     "block_size": (make_contract(block_size=24), PlanOp.REBLOCK),
+    "stored_lane_order": (make_contract(stored_lane_order=LaneOrder.ADJACENT), PlanOp.REORDER_LANES),
+    "packing": (with_layout(BASE, packing=Packing.PACKED), PlanOp.REPACK),
+    "byte_order": (with_layout(BASE, byte_order=ByteOrder.BIG), PlanOp.SWAP_BYTES),
+    "shard": (
+        with_layout(BASE, shard=replace(BASE.layout.shard, tensor_parallel_size=2, head_end=1)),
+        PlanOp.GATHER,
+    ),
+}
+LOSSY = {
+    "key_dtype": (with_layout(BASE, key_dtype=Dtype.BFLOAT16), PlanOp.CAST),
+    "value_dtype": (with_layout(BASE, value_dtype=Dtype.FLOAT16), PlanOp.CAST),
+    "key_quantization": (with_layout(BASE, key_quantization=INT8_SCALES), PlanOp.QUANTIZE),
+    "value_quantization": (with_layout(BASE, value_quantization=INT8_SCALES), PlanOp.QUANTIZE),
 }
 NOTED = {
     "compute_dtype": make_contract(compute_dtype=Dtype.BFLOAT16),
@@ -157,8 +163,50 @@ def test_a_field_may_be_converted_where_the_deployment_rejects() -> None:
 def test_no_policy_lets_a_refused_field_pass() -> None:
     with pytest.raises(BadRequest, match="inv_freq"):
         Policy(fields=(("inv_freq", "convert"),))
+    with pytest.raises(BadRequest, match="axis_order"):
+        Policy(lossy_fields=(("axis_order", "allow"),))
     generous = Policy(lossy="allow", fields=tuple((field, "convert") for field in CONVERTIBLE_FIELDS))
     assert all(verdict_of(BASE, reader, generous).word is VerdictWord.REJECT for reader in REFUSED.values())
+
+
+@pytest.mark.parametrize("field", LOSSY)
+def test_a_lossy_field_is_refused_unless_the_policy_allows_loss(field: str) -> None:
+    reader, op = LOSSY[field]
+    refused = verdict_of(BASE, reader)
+    (difference,) = refused.differences
+    assert (refused.word, difference.action) == (VerdictWord.REJECT, DifferenceAction.REJECT)
+    assert difference.relation is Relation.CONVERTIBLE
+    assert difference.remedy.startswith("set handoff.lossy: allow on the decode side, or ")
+    for policy in (Policy(lossy="allow"), Policy(lossy_fields=((field, "allow"),))):
+        verdict = verdict_of(BASE, reader, policy)
+        assert (verdict.word, verdict.exactness) == (VerdictWord.CONVERT, Exactness.LOSSY)
+        assert [(step.op, step.exactness) for step in verdict.plan] == [(op, Exactness.LOSSY)]
+    other = "value_dtype" if field != "value_dtype" else "key_dtype"
+    assert verdict_of(BASE, reader, Policy(lossy_fields=((other, "allow"),))).word is VerdictWord.REJECT
+    neither = verdict_of(BASE, reader, Policy(on_convertible="reject"))
+    assert "handoff.on_convertible: convert and handoff.lossy: allow" in neither.differences[0].remedy
+
+
+DTYPES = [dtype for dtype in Dtype if dtype is not Dtype.INT8]
+WIDER = {
+    Dtype.FLOAT16: {Dtype.FLOAT32},
+    Dtype.BFLOAT16: {Dtype.FLOAT32},
+    Dtype.FLOAT8_E4M3: {Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16},
+    Dtype.FLOAT8_E5M2: {Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16},
+}
+
+
+@pytest.mark.parametrize("writes", DTYPES)
+@pytest.mark.parametrize("reads", DTYPES)
+def test_widening_is_exact_and_every_other_cast_is_lossy(writes: Dtype, reads: Dtype) -> None:
+    verdict = verdict_of(make_contract(dtype=writes), make_contract(dtype=reads))
+    if writes is reads:
+        assert verdict.word is VerdictWord.ACCEPT
+    elif reads in WIDER.get(writes, set()):
+        assert (verdict.word, verdict.exactness) == (VerdictWord.CONVERT, Exactness.BIT_EXACT)
+        assert [step.op for step in verdict.plan] == [PlanOp.CAST]
+    else:
+        assert verdict.word is VerdictWord.REJECT
 
 
 @pytest.mark.parametrize("field", NOTED)
@@ -211,8 +259,6 @@ def test_a_known_digest_that_differs_counts_beside_an_unknown_one() -> None:
     [
         lambda side: with_rotary(side, basis=Basis.HADAMARD),
         lambda side: with_rotary(side, mrope_sections=(4, 2, 2)),
-        lambda side: with_layout(side, key_dtype=Dtype.FLOAT8_E4M3),
-        lambda side: with_layout(side, key_quantization=INT8_SCALES),
     ],
 )
 def test_keys_that_no_turn_is_known_for_are_refused(obstacle: object) -> None:
@@ -222,9 +268,28 @@ def test_keys_that_no_turn_is_known_for_are_refused(obstacle: object) -> None:
     assert "can't be turned" in difference.explanation
 
 
-def test_blocks_with_shipped_scales_are_not_moved() -> None:
+@pytest.mark.parametrize(
+    "changes", [{"key_dtype": Dtype.FLOAT8_E4M3}, {"key_dtype": Dtype.INT8, "key_quantization": INT8_SCALES}]
+)
+def test_turning_keys_of_eight_bits_is_lossy_even_under_one_scheme(changes: dict[str, object]) -> None:
+    writer, reader = (
+        with_layout(make_contract(key_state=state), **changes) for state in (KeyState.ROTATED, KeyState.RAW)
+    )
+    difference = only_difference(writer, reader)
+    assert (difference.field, difference.action) == ("key_state", DifferenceAction.REJECT)
+    verdict = verdict_of(writer, reader, Policy(lossy="allow"))
+    assert (verdict.word, verdict.exactness) == (VerdictWord.CONVERT, Exactness.LOSSY)
+
+
+def test_scales_move_along_with_their_tokens() -> None:
     writer, reader = (with_layout(BASE, key_quantization=INT8_SCALES, block_size=size) for size in (16, 24))
-    assert only_difference(writer, reader).action is DifferenceAction.REJECT
+    assert verdict_of(writer, reader).exactness is Exactness.BIT_EXACT
+
+
+def test_lanes_that_a_hadamard_basis_has_mixed_are_not_moved() -> None:
+    mixed = with_rotary(BASE, basis=Basis.HADAMARD)
+    difference = only_difference(mixed, with_rotary(mixed, stored_lane_order=LaneOrder.ADJACENT))
+    assert (difference.field, difference.action) == ("stored_lane_order", DifferenceAction.REJECT)
 
 
 def test_values_stay_short() -> None:

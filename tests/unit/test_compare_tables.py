@@ -73,6 +73,28 @@ def test_two_hundredths_of_a_radian_at_the_last_position_is_the_limit(
         assert f"{phase_rad:.4g} rad" in difference.explanation
 
 
+@pytest.mark.parametrize("lane", [0, 3, 7])
+def test_one_unit_in_the_last_place_is_rounding_and_its_phase_is_stated(lane: int) -> None:
+    number = np.float32(TABLE[lane])
+    next_number = float(np.nextafter(number, np.float32(np.inf)))
+    moved = tuple(next_number if i == lane else n for i, n in enumerate(TABLE))
+    verdict = verdict_of(make_contract(), make_contract(inv_freq=moved), reach=4096)
+    (difference,) = verdict.differences
+    assert (verdict.word, verdict.exactness) == (VerdictWord.ACCEPT, Exactness.ROUNDING)
+    phase_rad = (next_number - float(number)) * 4095
+    assert f"at most {phase_rad:.4g} rad within 4096 positions" in difference.explanation
+
+
+@pytest.mark.parametrize("writes", [KeyState.RAW, KeyState.ROTATED])
+def test_a_table_that_drifts_is_refused_at_the_largest_reachable_position_only(writes: KeyState) -> None:
+    writer = make_contract(key_state=writes)
+    reader = make_contract(inv_freq=nudged(2, 5e-6))
+    assert verdict_of(writer, reader, reach=4000).word is not VerdictWord.REJECT
+    refused = verdict_of(writer, reader, reach=4002)
+    assert "inv_freq" in [part.field for part in refused.differences]
+    assert refused.word is VerdictWord.REJECT
+
+
 @pytest.mark.parametrize(("relative", "fields"), [(9e-7, []), (1.1e-6, ["amplitude"])])
 def test_amplitudes_are_one_within_a_millionth(relative: float, fields: list[str]) -> None:
     verdict = verdict_of(

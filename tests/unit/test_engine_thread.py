@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from kvpact.engine.engine import Engine
 from kvpact.engine.requests import EngineEvent, SequenceFailed, TokenComputed
 from kvpact.engine.stream import stream
 from kvpact.errors import BadRequest, Unavailable
 from kvpact.types import FinishReason, Sampling
-from tests.fakes import load_engine, make_request, make_tiny_model, prompt_of, run_by_hand
+from tests.fakes import VOCAB_SIZE, load_engine, make_request, make_tiny_model, prompt_of, run_by_hand
 
 PATIENCE_S = 30
 
@@ -169,4 +171,34 @@ def test_an_ignored_end_token_stays_ignored_beside_named_stop_tokens(folder: Pat
     assert found.token_ids == free.token_ids
     (stopped,) = run_by_hand(engine, make_request(prompt_of(20), 12, sampling=Sampling(max_output_tokens=12)))
     assert stopped.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
+    engine.close()
+
+
+def test_ids_that_only_pad_the_embedding_are_neither_taken_nor_picked(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "padded", vocab_size=VOCAB_SIZE + 5)
+    weights = load_file(folder / "model.safetensors")
+    loud = weights["lm_head.weight"]
+    loud[VOCAB_SIZE:] = loud[:5] * 100
+    loud[VOCAB_SIZE : VOCAB_SIZE + 2] *= -1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    engine = load_engine(folder)
+    (found,) = run_by_hand(engine, make_request(prompt_of(20), 16))
+    assert max(found.token_ids) < VOCAB_SIZE
+    assert any(int(row.argmax()) >= VOCAB_SIZE for row in found.logits), "the padding is loud enough to win"
+    with pytest.raises(BadRequest, match=f"{VOCAB_SIZE} is outside"):
+        engine.submit(make_request((VOCAB_SIZE,), 2), print)
+    engine.close()
+
+
+def test_a_strangers_numbers_in_the_first_block_reach_no_shorter_sequence(folder: Path) -> None:
+    engine = load_engine(folder)
+    foreign = engine.pool.allocate(1, "stranger")
+    nothing = torch.full((16, 2, 16), torch.nan)
+    for layer in range(2):
+        engine.cache.write(layer, torch.tensor(foreign), 0, nothing, nothing)
+    prompts = (prompt_of(9), prompt_of(11))
+    together = run_by_hand(engine, *(make_request(prompt, 6) for prompt in prompts))
+    alone = [run_by_hand(load_engine(folder), make_request(prompt, 6))[0] for prompt in prompts]
+    assert foreign == (0,)
+    assert [run.token_ids for run in together] == [run.token_ids for run in alone]
     engine.close()

@@ -17,20 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kvpact.contract.identity import (
-    IdentityDigests,
-    contract_digest,
-    digest_rows,
-    function_digest,
-    half_split_rows,
-    lm_head_digest,
-    model_identity,
-    tokenizer_digest,
-    vocabulary_size,
-)
+from kvpact.contract.identity import IdentityDigests, contract_digest, function_digest, lm_head_digest
+from kvpact.contract.identity_model import digest_rows, model_identity
+from kvpact.contract.identity_rows import half_split_rows
+from kvpact.contract.identity_tokenizer import tokenizer_digest, vocabulary_size
 from kvpact.contract.jsonform import contract_from_json, contract_to_json
 from kvpact.contract.sources.cache_choice import CacheChoice
-from kvpact.contract.sources.function_facts import function_facts
+from kvpact.contract.sources.function_facts import FunctionFacts, function_facts
 from kvpact.contract.sources.huggingface import contract_from_config, read_config
 from kvpact.types import LaneOrder
 from tests.factories import make_contract, make_group, with_model
@@ -70,6 +63,11 @@ def _copy(folder: Path, name: str) -> Path:
 def _rewrite(folder: Path, change: dict[str, torch.Tensor]) -> None:
     file = folder / "model.safetensors"
     save_file(load_file(file) | change, file)
+
+
+def _facts(folder: Path, size: int | None) -> FunctionFacts:
+    config = read_config(folder)
+    return function_facts(config, contract_from_config(config, cache=CacheChoice()), vocabulary_size=size)
 
 
 def _state_rows(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,7 +127,7 @@ def test_the_folder_and_the_loaded_model_have_one_digest(tmp_path: Path, model_t
     folder = make_tiny_model(
         tmp_path / "m", model_type=model_type, tie_word_embeddings=tied, attention_bias=True
     )
-    facts = function_facts(read_config(folder), vocabulary_size=vocabulary_size(folder))
+    facts = _facts(folder, vocabulary_size(folder))
     loaded = digest_rows(_state_rows(folder), facts)
     stored = _identity(folder)
     assert (loaded.function_digest, loaded.lm_head_digest) == (stored.function_digest, stored.lm_head_digest)
@@ -229,16 +227,16 @@ def test_facts_that_change_the_function_change_the_digest(folder: Path, change: 
 
 
 def test_adjacent_rows_have_the_digest_of_the_half_split_model(folder: Path) -> None:
-    facts = function_facts(read_config(folder), vocabulary_size=259)
+    facts = _facts(folder, 259)
     rows = dict(_state_rows(folder))
 
     def to_adjacent(values: np.ndarray) -> np.ndarray:
-        heads = values.reshape(-1, 2, facts.head_dim // 2, *values.shape[1:])
+        heads = values.reshape(-1, 2, 8, *values.shape[1:])
         return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
 
     adjacent = {n: to_adjacent(v) if "q_proj" in n or "k_proj" in n else v for n, v in rows.items()}
     name = "model.layers.0.self_attn.k_proj.weight"
-    assert np.array_equal(half_split_rows(adjacent[name], facts.head_dim), rows[name])
+    assert np.array_equal(half_split_rows(adjacent[name], 16), rows[name])
     expected = digest_rows(rows.items(), facts)
     assert digest_rows(adjacent.items(), replace(facts, weight_lane_order=LaneOrder.ADJACENT)) == expected
     assert digest_rows(adjacent.items(), facts) != expected

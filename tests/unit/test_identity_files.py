@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvpact.contract import identity
-from kvpact.contract.identity import IdentityDigests, model_identity, tokenizer_digest
+from kvpact.contract import identity_model
+from kvpact.contract.identity import IdentityDigests
 from kvpact.contract.identity_cache import cache_folder
+from kvpact.contract.identity_model import model_identity
+from kvpact.contract.identity_tokenizer import tokenizer_digest
 from kvpact.contract.sources.huggingface import read_config
 from kvpact.errors import UnreadableSource
 from tests.fakes import make_tiny_model
@@ -102,7 +104,7 @@ def test_an_index_cant_name_files_elsewhere(folder: Path) -> None:
 
 def test_digests_are_kept_until_the_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = _identity(folder)
-    monkeypatch.setattr(identity, "read_rows", lambda _: pytest.fail("weights were read again"))
+    monkeypatch.setattr(identity_model, "read_rows", lambda _: pytest.fail("weights were read again"))
     assert _identity(folder) == first
     assert _identity(folder, rms_norm_eps=1e-5).function_digest != first.function_digest
     monkeypatch.undo()
@@ -112,6 +114,17 @@ def test_digests_are_kept_until_the_file_changes(folder: Path, monkeypatch: pyte
     _rewrite(folder, {"model.norm.weight": values["model.norm.weight"] + 1})
     os.utime(folder / "model.safetensors", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert _identity(folder).function_digest != first.function_digest
+
+
+def test_other_weights_under_the_same_path_size_and_time_are_seen(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    before, stat = _identity(folder), weights.stat()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 0x01
+    weights.write_bytes(bytes(data))
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert _identity(folder) != before
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"digests": {}, "check": ""}', b"[]", b"\xff", "swap"])

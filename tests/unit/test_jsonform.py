@@ -93,7 +93,7 @@ def _full_and_sliding() -> Contract:
                 scheme=QuantizationScheme.SYMMETRIC,
                 granularity=QuantizationGranularity.HEAD,
                 scale_source=ScaleSource.FIXED,
-                fixed_scales=(0.5, 0.25),
+                fixed_scales=(0.5, 0.25, 0.125, 0.0625),
             ),
         ),
     ],

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coordinator.fleet import SETTLING_S
@@ -18,9 +19,11 @@ from tests.coordinator_fakes import (
     FakeDecode,
     fake_cluster,
     make_life,
+    make_load,
     make_text_folder,
     make_verdict,
 )
+from tests.factories import make_contract
 
 REPLY = list(range(10, 60))
 
@@ -63,20 +66,60 @@ async def test_prefill_and_decode_are_told_the_same_request(cluster: FakeCluster
 
 
 async def test_the_table_length_ends_at_the_context(cluster: FakeCluster) -> None:
-    await ask(cluster, 30)
     cluster.script.reply = list(range(10, 250))
-    answer = await ask(cluster, 100_000)
-    request = cluster.prefill.requests[-1]
+    async with httpx.AsyncClient(base_url=cluster.url) as http:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = (await http.post("/v1/chat/completions", json=body)).json()
+    [request] = cluster.prefill.requests
     assert request.table_length_tokens == 128
-    assert len(answer.token_ids) == 128 - len(request.token_ids)
+    assert answer["usage"]["completion_tokens"] == 128 - len(request.token_ids)
 
 
-async def test_one_token_needs_no_handoff_and_no_decode_worker(tmp_path: Path) -> None:
-    async with fake_cluster(make_text_folder(tmp_path), decode=0) as cluster:
-        answer = await ask(cluster, 1)
-        assert (answer.token_ids, answer.finish_reason) == ((REPLY[0],), FinishReason.LENGTH)
-        assert answer.handoff_bytes is None
-        assert not cluster.prefill.requests[0].HasField("decode")
+async def test_the_context_is_the_smallest_that_a_side_serves(tmp_path: Path) -> None:
+    def shorten(cluster: FakeCluster) -> None:
+        cluster.decode.contract = make_contract(context_tokens=64)
+
+    async with (
+        fake_cluster(make_text_folder(tmp_path), prepare=shorten) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
+        assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == 64
+        chat = await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+        assert chat.status_code == 200
+        [request] = cluster.prefill.requests
+        assert request.table_length_tokens == 64
+        for body in ({"prompt": "x" * 64}, {"prompt": [5] * 64}, {"prompt": "x", "max_tokens": 64}):
+            refusal = (await http.post("/v1/completions", json=body)).json()["error"]
+            assert refusal["code"] == "context_length_exceeded"
+            assert "64 tokens" in refusal["message"]
+        with pytest.raises(BadRequest, match="64 tokens"):
+            await ask(cluster, 64)
+
+
+async def test_one_token_needs_no_handoff(cluster: FakeCluster) -> None:
+    answer = await ask(cluster, 1)
+    assert (answer.token_ids, answer.finish_reason) == ((REPLY[0],), FinishReason.LENGTH)
+    assert answer.handoff_bytes is None
+    assert not cluster.prefill.requests[0].HasField("decode")
+    assert cluster.decode.requests == []
+
+
+async def test_one_token_is_not_computed_by_a_worker_whose_pair_is_refused(tmp_path: Path) -> None:
+    def refuse(cluster: FakeCluster) -> None:
+        cluster.prefill.verdicts = lambda decode: make_verdict(VerdictWord.REJECT, fields=["inv_freq"])
+
+    async with (
+        fake_cluster(make_text_folder(tmp_path), prepare=refuse) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
+        assert (await http.get("/ready")).status_code == 503
+        answers = [
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": tokens})
+            for tokens in (1, 2)
+        ]
+        assert [answer.status_code for answer in answers] == [503, 503]
+        assert answers[0].json() == answers[1].json()
+        assert cluster.prefill.requests == []
 
 
 async def test_two_tokens_are_two_tokens(cluster: FakeCluster) -> None:
@@ -220,6 +263,24 @@ async def test_a_resume_with_one_token_left_hands_nothing_over(cluster: FakeClus
     cluster.decode.fail_after = 3
     assert (await ask(cluster, 5)).token_ids == tuple(REPLY[:5])
     assert not cluster.prefill.requests[1].HasField("decode")
+
+
+async def test_a_resume_with_one_token_left_stays_with_the_contract_that_began(tmp_path: Path) -> None:
+    def differ(cluster: FakeCluster) -> None:
+        cluster.prefills[1].contract = make_contract(context_tokens=1024)
+        cluster.prefills[1].load = make_load(running=9)
+        cluster.prefills[2].load = make_load(running=10)
+        cluster.decode.fail_after = 3
+
+    async with fake_cluster(make_text_folder(tmp_path), prefill=3, prepare=differ) as cluster:
+        cluster.decode.hold_after = 1
+        asking = asyncio.ensure_future(ask(cluster, 5))
+        await cluster.decode.holding.wait()
+        cluster.prefill.load = make_load(running=20)
+        await cluster.prefill.beat(cluster.grpc_endpoint)
+        cluster.decode.go_on.set()
+        assert (await asking).token_ids == tuple(REPLY[:5])
+        assert [len(worker.requests) for worker in cluster.prefills] == [1, 0, 1]
 
 
 async def test_a_request_goes_on_with_the_next_life_of_its_worker(cluster: FakeCluster) -> None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.accounting import Account
 from kvpact.clock import ManualClock
 from kvpact.errors import DataLoss
+from kvpact.handoff.messages import CanaryOutcome
 from kvpact.metrics import Metrics
 from kvpact.types import FinishReason, Role, VerdictWord
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_load, make_text_folder, make_verdict
@@ -145,3 +146,33 @@ def test_pools_and_pairs_are_those_of_the_moment() -> None:
     assert found["kvpact_blocks", "decode", "used", "d"] == 48
     assert found["vllm:kv_cache_usage_perc", "0", "m"] == 0.75
     assert found["vllm:num_requests_waiting", "0", "m"] == 3
+
+
+async def test_witness_checks_and_lossy_errors_are_counted(tmp_path: Path) -> None:
+    async with fake_cluster(make_text_folder(tmp_path)) as cluster:
+        async with httpx.AsyncClient(base_url=cluster.url) as http:
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+            cluster.prefill.faults.append(DataLoss("a lie", check="witness"))
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+        found = await scraped(cluster)
+    assert found["kvpact_witness_checks_total", "passed"] == 1
+    assert found["kvpact_witness_checks_total", "failed"] == 1
+    assert found["kvpact_handoff_max_abs_error_count",] == 0
+    metrics = Metrics("m")
+    metrics.handoff_committed(payload_bytes=1, handoff_s=0.1, exposed_s=0.1, max_abs_error=0.02)
+    found = samples(metrics.exposition(pairs=[], loads=[]).decode())
+    assert found["kvpact_handoff_max_abs_error_sum",] == 0.02
+
+
+async def test_probes_of_pairs_are_counted(tmp_path: Path) -> None:
+    def one_fails(cluster: FakeCluster) -> None:
+        cluster.prefill.canaries = [
+            CanaryOutcome(passed=True, max_abs_error=1e-6, tolerance=1e-4),
+            CanaryOutcome(passed=False, max_abs_error=0.5, tolerance=1e-4, finding="logits off by 0.5"),
+        ]
+
+    async with fake_cluster(make_text_folder(tmp_path), decode=2, prepare=one_fails) as cluster:
+        await cluster.coordinator.wait_paired()
+        found = await scraped(cluster)
+    assert found["kvpact_canary_total", "failed"] == 1
+    assert found["kvpact_canary_total", "passed"] == 1

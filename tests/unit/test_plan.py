@@ -7,9 +7,20 @@ import itertools
 import pytest
 
 from kvpact.contract.compare import Policy, compare
-from kvpact.contract.plan import plan_steps, worst
-from kvpact.types import AxisOrder, Dtype, Exactness, KeyState, PlanOp
-from tests.factories import make_contract, make_group, make_rotary
+from kvpact.contract.contract import Quantization
+from kvpact.contract.plan import joint_plan, plan_steps, worst
+from kvpact.types import (
+    AxisOrder,
+    Dtype,
+    Exactness,
+    KeyState,
+    LaneOrder,
+    PlanOp,
+    QuantizationGranularity,
+    QuantizationScheme,
+    ScaleSource,
+)
+from tests.factories import make_contract, make_group, make_rotary, with_layout
 
 OTHER_STATE = {KeyState.RAW: KeyState.ROTATED, KeyState.ROTATED: KeyState.RAW}
 
@@ -18,16 +29,47 @@ def test_one_form_needs_no_step() -> None:
     assert plan_steps(make_contract(), make_contract()) == ()
 
 
+QUANTIZED = Quantization(
+    scheme=QuantizationScheme.SYMMETRIC,
+    granularity=QuantizationGranularity.HEAD,
+    scale_source=ScaleSource.SHIPPED,
+)
+MOVED = [PlanOp.REORDER_LANES, PlanOp.RELAYOUT, PlanOp.REBLOCK]
+
+
 @pytest.mark.parametrize(
     ("writes", "ops"),
     [
-        (KeyState.ROTATED, [PlanOp.UNROTATE, PlanOp.RELAYOUT, PlanOp.REBLOCK]),
-        (KeyState.RAW, [PlanOp.RELAYOUT, PlanOp.REBLOCK, PlanOp.ROTATE]),
+        (KeyState.ROTATED, [PlanOp.DEQUANTIZE, PlanOp.UNROTATE, *MOVED, PlanOp.QUANTIZE]),
+        (KeyState.RAW, [PlanOp.DEQUANTIZE, *MOVED, PlanOp.ROTATE, PlanOp.QUANTIZE]),
     ],
 )
 def test_the_write_order_is_undone_before_the_readers_is_redone(writes: KeyState, ops: list[PlanOp]) -> None:
-    reader = make_contract(key_state=OTHER_STATE[writes], axis_order=AxisOrder.HND, block_size=24)
-    assert [step.op for step in plan_steps(make_contract(key_state=writes), reader)] == ops
+    reader = make_contract(
+        key_state=OTHER_STATE[writes],
+        axis_order=AxisOrder.HND,
+        block_size=24,
+        stored_lane_order=LaneOrder.ADJACENT,
+    )
+    writer, reader = (
+        with_layout(side, key_dtype=Dtype.INT8, key_quantization=QUANTIZED)
+        for side in (make_contract(key_state=writes), reader)
+    )
+    steps = plan_steps(writer, reader)
+    assert [step.op for step in steps] == ops
+    turns = {step.op: step.exactness for step in steps}
+    assert all(turns[op] is Exactness.LOSSY for op in turns if op not in MOVED)
+
+
+def test_several_writers_plans_become_one_with_each_step_as_its_worst() -> None:
+    reader = make_contract(key_state=KeyState.RAW, block_size=24)
+    plans = [
+        plan_steps(make_contract(), reader),
+        plan_steps(make_contract(dtype=Dtype.FLOAT8_E4M3, block_size=24), reader),
+    ]
+    joint = {step.op: step.exactness for step in joint_plan(plans)}
+    assert list(joint) == [PlanOp.UNROTATE, PlanOp.REBLOCK, PlanOp.CAST]
+    assert joint[PlanOp.UNROTATE] is Exactness.LOSSY
 
 
 def test_layers_that_turn_both_ways_share_one_plan() -> None:

@@ -28,6 +28,7 @@ from tests.handoff_fakes import (
     first_token,
     in_process_wire,
     make_reader,
+    order_of,
     progress,
     stream,
 )
@@ -75,10 +76,20 @@ async def test_terms_that_disagree_get_no_room_and_the_field_is_named(wire: Wire
     assert wire.reader.all_free()
 
 
-async def test_prompts_with_gaps_or_an_offset_are_refused(wire: Wire) -> None:
-    shifted = replace(with_run(wire.terms(), start=5), next_position=45)
-    with pytest.raises(BadRequest, match=r"aren't \[0, 40\)"):
-        await wire.port.reserve(shifted, MAX_OUTPUT_TOKENS)
+async def test_gaps_between_positions_are_taken_where_slots_stay_dense(wire: Wire) -> None:
+    runs = (PositionRun(start=3, count=20, slot_start=0), PositionRun(start=60, count=20, slot_start=20))
+    gapped = replace(
+        wire.terms(), positions=runs, next_position=80, required=required_positions(wire.contract, 80)
+    )
+    sparse = replace(gapped, positions=(runs[0], replace(runs[1], slot_start=None)))
+    with pytest.raises(BadRequest, match="says slot 60; this reader keeps tokens in dense slots, 20"):
+        await wire.port.reserve(sparse, MAX_OUTPUT_TOKENS)
+    parts = await all_parts(wire, gapped)
+    await wire.port.push(stream(parts))
+    taken = wire.reader.receiver.take(gapped.handoff_id, READER, order_of(gapped))
+    assert taken.positions == (*range(3, 23), *range(60, 80))
+    assert taken.next_position == 80
+    wire.reader.pool.free(taken.blocks)
 
 
 async def test_a_table_that_is_not_the_contracts_is_refused(wire: Wire) -> None:
@@ -169,7 +180,9 @@ async def test_token_ids_of_the_order_to_decode_must_be_those_handed_over(wire: 
     await wire.port.push(stream(await all_parts(wire, terms)))
     with pytest.raises(BadRequest, match="aren't the prompt and first token"):
         wire.reader.receiver.take(terms.handoff_id, READER, (*terms.token_ids, 8))
-    taken = wire.reader.receiver.take(terms.handoff_id, READER)
+    with pytest.raises(TypeError, match="token_ids"):
+        wire.reader.receiver.take(terms.handoff_id, READER)  # type: ignore[call-arg]
+    taken = wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
     assert wire.reader.pool.held() == {"sequence": 3}
     wire.reader.pool.free(taken.blocks)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator.fleet import QUARANTINE_S, SETTLING_S, SILENCE_S, Fleet, pairing_delay_s
-from coordinator.ports import PrefillEvent, PrefillJob, RegisteredWorker, Stream
+from coordinator.ports import Paired, PrefillEvent, PrefillJob, RegisteredWorker, Stream
 from kvpact.clock import ManualClock
 from kvpact.errors import DataLoss, Unavailable
-from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
+from kvpact.handoff.messages import CanaryOutcome, DecodedTokens, DecodeJob, WorkerDescription
 from kvpact.metrics import Metrics
-from kvpact.types import HandoffId, Role, Verdict
+from kvpact.types import HandoffId, Role
 from tests.coordinator_fakes import make_life, make_load, make_verdict
 from tests.factories import make_contract
 
@@ -26,11 +26,11 @@ class ScriptedPort:
         self._transport = transport
         self.closed = False
 
-    async def connect(self, decode: RegisteredWorker) -> Verdict:
+    async def connect(self, decode: RegisteredWorker) -> Paired:
         self._transport.connects.append(decode.life.worker)
         if self._transport.faults:
             raise self._transport.faults.pop(0)
-        return make_verdict()
+        return Paired(verdict=make_verdict(), canary=self._transport.canary)
 
     def prefill(self, job: PrefillJob) -> Stream[PrefillEvent]:
         raise AssertionError("no request is made here")
@@ -54,6 +54,7 @@ class ScriptedTransport:
     def __init__(self) -> None:
         self.connects: list[str] = []
         self.faults: list[Exception] = []
+        self.canary: CanaryOutcome | None = None
         self.ports: list[ScriptedPort] = []
 
     def prefill_port(self, endpoint: str) -> ScriptedPort:

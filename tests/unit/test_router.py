@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.ports import RegisteredWorker
 from coordinator.registry import PairKey, Registry, Snapshot
-from coordinator.router import choose_pair, choose_prefill
+from coordinator.router import choose_pair, choose_prefill, served_context
+from kvpact.contract.identity import contract_digest
 from kvpact.errors import NoCompatiblePair, Unavailable
 from kvpact.types import Role, Verdict, VerdictWord, WorkerLoad
 from tests.coordinator_fakes import make_life, make_load, make_verdict
@@ -108,6 +111,77 @@ def test_a_pair_in_quarantine_is_not_used_and_says_so() -> None:
         choose_pair(registry.snapshot())
 
 
-def test_one_token_needs_the_least_loaded_prefill_worker_and_no_decode_worker() -> None:
-    placement = choose_prefill(snapshot({"busy": make_load(running=1), "idle": make_load()}, {}, {}))
+def test_one_token_goes_to_the_least_loaded_prefill_worker_and_to_no_decode_worker() -> None:
+    state = snapshot(
+        {"busy": make_load(running=1), "idle": make_load()},
+        {"d": make_load()},
+        {("busy", "d"): ACCEPT, ("idle", "d"): ACCEPT},
+    )
+    placement = choose_prefill(state)
     assert (placement.prefill.life.worker, placement.decode, placement.key()) == ("idle", None, None)
+
+
+def test_one_token_needs_a_prefill_worker_that_some_decode_worker_agrees_with() -> None:
+    loads = {"refused": make_load(), "busy": make_load(running=5)}
+    verdicts = {("refused", "d"): REJECT, ("busy", "d"): CONVERT}
+    assert choose_prefill(snapshot(loads, {"d": make_load()}, verdicts)).prefill.life.worker == "busy"
+
+
+def test_one_token_is_refused_as_longer_requests_are() -> None:
+    with pytest.raises(NoCompatiblePair, match="inv_freq"):
+        choose_prefill(snapshot({"p": make_load()}, {"d": make_load()}, {("p", "d"): REJECT}))
+    with pytest.raises(Unavailable, match="no decode worker"):
+        choose_prefill(snapshot({"p": make_load()}, {}, {}))
+    with pytest.raises(Unavailable, match="pairing is under way"):
+        choose_prefill(snapshot({"p": make_load()}, {"d": make_load()}, {}))
+
+
+def test_a_last_token_goes_to_the_contract_that_began_the_text() -> None:
+    registry = Registry()
+    other = make_contract(kv_heads=8)
+    registry.register(_worker("d", Role.DECODE), make_load(), 0.0)
+    registry.register(_worker("same", Role.PREFILL), make_load(running=5), 0.0)
+    registry.register(replace(_worker("other", Role.PREFILL), contract=other), make_load(), 0.0)
+    for name in ("same", "other"):
+        registry.record_verdict(PairKey(make_life(name), make_life("d")), ACCEPT)
+    state = registry.snapshot()
+    assert choose_prefill(state).prefill.life.worker == "other"
+    same = contract_digest(make_contract())
+    assert choose_prefill(state, contract=same).prefill.life.worker == "same"
+    with pytest.raises(Unavailable, match="contract that began"):
+        choose_prefill(state, contract=contract_digest(make_contract(kv_heads=1)))
+
+
+def mixed_contexts(verdict: Verdict | None) -> Snapshot:
+    """A pair that serves 64 tokens and agrees, and one with 32 of which `verdict` is told."""
+    registry = Registry()
+    registry.register(_worker("p", Role.PREFILL), make_load(), 0.0)
+    for name, tokens in (("long", 64), ("short", 32)):
+        contract = make_contract(context_tokens=tokens)
+        registry.register(replace(_worker(name, Role.DECODE), contract=contract), make_load(), 0.0)
+    registry.record_verdict(PairKey(make_life("p"), make_life("long")), ACCEPT)
+    if verdict is not None:
+        registry.record_verdict(PairKey(make_life("p"), make_life("short")), verdict)
+    return registry.snapshot()
+
+
+@pytest.mark.parametrize(("verdict", "served"), [(ACCEPT, 32), (None, 32), (REJECT, 64)])
+def test_the_served_context_is_the_smallest_of_pairs_that_are_not_refused(
+    verdict: Verdict | None, served: int
+) -> None:
+    assert served_context(mixed_contexts(verdict), 4096) == served
+    assert served_context(mixed_contexts(verdict), 16) == 16
+    assert served_context(Registry().snapshot(), 4096) == 4096
+
+
+def test_a_request_goes_to_no_pair_with_a_shorter_context() -> None:
+    state = mixed_contexts(ACCEPT)
+    placement = choose_pair(state, {PairKey(make_life("p"), make_life("long"))})
+    assert placement.decode is not None
+    assert placement.decode.life.worker == "short"
+    placement = choose_pair(state, table_length=33)
+    assert placement.decode is not None
+    assert placement.decode.life.worker == "long"
+    for choose in (choose_pair, choose_prefill):
+        with pytest.raises(Unavailable, match="serves 65 tokens"):
+            choose(state, table_length=65)

@@ -190,3 +190,23 @@ def test_a_sequence_dropped_in_flight_gives_no_outcome_and_frees_its_blocks_afte
     assert bench.pool.counts().free == 63
     assert bench.scheduler.advance(batch, {dropped: TOKEN}) == []
     assert bench.pool.counts().free == 64
+
+
+def test_what_must_not_be_computed_again_never_gives_way() -> None:
+    bench = Bench(blocks=3)
+    old = bench.add(4, 20)
+    bench.step()
+    kept = bench.add(
+        4,
+        1,
+        blocks=bench.pool.allocate(1, "canary"),
+        computed_tokens=3,
+        keep_computed=True,
+        stop_after_first=True,
+    )
+    bench.scheduler.next_batch()
+    running = bench.scheduler._running
+    assert [sequence.sequence_id for sequence in running] == [old, kept]
+    running[0].tokens.extend([TOKEN] * 8)
+    bench.scheduler._make_room()
+    assert [sequence.sequence_id for sequence in bench.scheduler._running] == [kept]

@@ -15,7 +15,8 @@ from kvpact.engine import attention, batch, loading
 from kvpact.engine.loading import load
 from kvpact.engine.selfcheck import make_probe
 from kvpact.errors import SelfCheckFailed
-from kvpact.types import LaneOrder
+from kvpact.types import LaneOrder, LayerKind
+from tests.factories import make_contract, make_group, with_model
 from tests.fakes import engine_settings, load_engine, make_tiny_model
 
 DTYPES = ["float32", "bfloat16"]
@@ -40,10 +41,26 @@ def with_another_contract(
 
 
 def test_the_probe_holds_the_first_and_the_largest_positions() -> None:
-    probe = make_probe(vocab_size=264, context_tokens=4096)
-    assert probe.positions == (*range(9), *range(4088, 4096))
+    contract = with_model(make_contract(), context_tokens=4096)
+    probe = make_probe(264, contract)
+    assert probe.positions == (*range(9), *range(4087, 4096))
     assert all(0 <= token < 264 for token in probe.token_ids)
-    assert make_probe(vocab_size=264, context_tokens=5).positions == (0, 1, 2, 3, 4)
+    assert make_probe(264, with_model(contract, context_tokens=5)).positions == (0, 1, 2, 3, 4)
+
+
+def test_the_probe_stands_on_both_sides_of_a_windows_edge() -> None:
+    group = make_group(kind=LayerKind.SLIDING, window=100)
+    contract = with_model(make_contract(layer_groups=(group,)), context_tokens=4096)
+    assert {4095 - 99, 4095 - 100} <= set(make_probe(264, contract).positions)
+
+
+def test_a_window_that_is_off_by_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 0}
+    folder = make_tiny_model(tmp_path / "windowed", model_type="qwen3", **windows)
+    load(engine_settings(folder))
+    with_another_contract(monkeypatch, lambda group: replace(group, window=41))
+    with pytest.raises(SelfCheckFailed):
+        load(engine_settings(folder))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

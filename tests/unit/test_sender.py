@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvpact.errors import BadRequest, Fenced, Unavailable, UnknownHandoff
+from kvpact.errors import ContractRefused, Fenced, Unavailable, UnknownHandoff
 from kvpact.handoff import sender as sender_module
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
 from kvpact.handoff.messages import Chunk, HandoffState, HandoffTerms, Open, PushPart, Reservation
 from kvpact.handoff.outgoing import Outgoing
-from kvpact.types import HandoffId, WorkerLife
+from kvpact.types import HandoffId, VerdictWord, WorkerLife
 from tests.factories import make_contract, make_group
 from tests.handoff_fakes import (
     FIRST_TOKEN_ID,
@@ -25,6 +25,7 @@ from tests.handoff_fakes import (
     first_token,
     in_process_wire,
     make_reader,
+    order_of,
     progress,
 )
 
@@ -81,11 +82,13 @@ async def test_chunks_stay_under_the_readers_cap_and_hold_one_block_at_least() -
             assert len(chunks) == 2 * 4 / most
 
 
-async def test_blocks_too_large_for_any_message_are_refused_at_reserve() -> None:
+async def test_blocks_too_large_for_any_message_are_refused_at_pairing() -> None:
     contract = make_contract(layer_groups=(make_group(layers=(0,), kv_heads=2, key_dim=16, value_dim=32768),))
     async with in_process_wire(reader=make_reader(contract=contract), contract=contract) as wire:
-        await wire.sender().pair(READER)
-        with pytest.raises(BadRequest, match="smaller block_size"):
+        answer = await wire.sender().pair(READER)
+        assert answer.verdict.word is VerdictWord.REJECT
+        assert [difference.field for difference in answer.verdict.differences] == ["block_size"]
+        with pytest.raises(ContractRefused, match="block_size"):
             await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
 
 
@@ -191,7 +194,10 @@ async def test_a_committed_handoff_is_not_released_on_leaving(wire: Wire) -> Non
         wire.terms(), MAX_OUTPUT_TOKENS, progress(40), FakeCache(wire.contract), first_token()
     )
     assert port.released == []
-    assert wire.reader.receiver.take(wire.terms().handoff_id, READER).token_ids == wire.terms().token_ids
+    assert (
+        wire.reader.receiver.take(wire.terms().handoff_id, READER, order_of(wire.terms())).token_ids
+        == wire.terms().token_ids
+    )
 
 
 async def test_a_reader_that_does_not_answer_release_is_left_to_the_lease(

@@ -126,9 +126,9 @@ def test_heads_that_dont_divide_a_llama_s_hidden_size_are_refused() -> None:
         _contract(LLAMA | {"hidden_size": 66, "head_dim": 16})
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", None, 3])
+@pytest.mark.parametrize("model_type", ["mamba", None, 3])
 def test_an_unknown_model_type_is_refused_and_known_ones_are_listed(model_type: object) -> None:
-    with pytest.raises(UnreadableSource, match="llama, qwen3"):
+    with pytest.raises(UnreadableSource, match=r"known|expected one of.* llama, .* qwen3, "):
         _contract(LLAMA | {"model_type": model_type})
 
 

@@ -144,6 +144,15 @@ def test_foreign_and_broken_details_are_no_error_of_ours() -> None:
     assert from_status(status_pb2.Status(details=[broken])) is None
 
 
+def test_details_that_are_no_error_info_leave_the_code_of_the_call() -> None:
+    torn = any_pb2.Any(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\x0a\xff")
+    data = status_pb2.Status(code=14, details=[torn]).SerializeToString()
+    error = from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, trailers=((STATUS_KEY, data),)), peer="p")
+    assert type(error) is Unavailable
+    fenced = status_pb2.Status(details=[torn, *to_status(Fenced("stale", expected="a", found="b")).details])
+    assert type(from_status(fenced)) is Fenced
+
+
 class FakeContext:
     """Remembers how a call was ended."""
 

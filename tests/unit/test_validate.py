@@ -131,12 +131,69 @@ def test_a_scale_that_is_no_positive_number_is_refused(scale: float) -> None:
         scheme=QuantizationScheme.SYMMETRIC,
         granularity=QuantizationGranularity.TENSOR,
         scale_source=ScaleSource.FIXED,
-        fixed_scales=(0.5,),
+        fixed_scales=(0.5, 0.25),
     )
     whole = with_layout(WHOLE, key_quantization=quantization, key_dtype=Dtype.INT8)
     validate_contract(whole)
-    broken = replace(quantization, fixed_scales=(scale,))
+    broken = replace(quantization, fixed_scales=(0.5, scale))
     with pytest.raises(BadRequest, match=r"key_quantization\.fixed_scales"):
         validate_contract(with_layout(whole, key_quantization=broken))
     with pytest.raises(BadRequest, match=r"key_quantization\.fixed_scales"):
         validate_contract(with_layout(whole, key_quantization=replace(quantization, fixed_scales=())))
+
+
+FIXED_BY_HEAD = Quantization(
+    scheme=QuantizationScheme.SYMMETRIC,
+    granularity=QuantizationGranularity.HEAD,
+    scale_source=ScaleSource.FIXED,
+    fixed_scales=(0.5, 0.25, 0.125, 0.0625),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"fixed_scales": (0.5, 0.25, 0.125)}, "fixed_scales"),
+        ({"granularity": QuantizationGranularity.TENSOR}, "fixed_scales"),
+        ({"granularity": QuantizationGranularity.TOKEN}, "scale_source"),
+        ({"scale_source": ScaleSource.SHIPPED}, "fixed_scales"),
+        ({"granularity": None}, "granularity"),
+        ({"scale_source": None}, "scale_source"),
+    ],
+)
+def test_scales_must_be_there_and_belong_there(changes: dict[str, Any], field: str) -> None:
+    validate_contract(with_layout(WHOLE, value_quantization=FIXED_BY_HEAD, value_dtype=Dtype.INT8))
+    broken = with_layout(WHOLE, value_quantization=replace(FIXED_BY_HEAD, **changes), value_dtype=Dtype.INT8)
+    with pytest.raises(BadRequest, match=rf"value_quantization\.{field}"):
+        validate_contract(broken)
+
+
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_int8_without_scales_is_refused_and_never_read_as_scale_one(side: str) -> None:
+    with pytest.raises(BadRequest, match=rf"{side}_quantization: found 'none'.*means nothing without scales"):
+        validate_contract(with_layout(WHOLE, **{f"{side}_dtype": Dtype.INT8}))
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "heads", "field"),
+    [
+        (0, 2, (0, 1), None),
+        (1, 2, (1, 2), None),
+        (1, 4, (0, 1), None),
+        (2, 4, (1, 2), None),
+        (1, 4, (1, 2), "shard.head_start"),
+        (0, 2, (0, 2), "shard.head_end"),
+        (0, 3, (0, 1), "shard.tensor_parallel_size"),
+    ],
+)
+def test_a_rank_holds_the_heads_that_its_split_gives_it(
+    rank: int, size: int, heads: tuple[int, int], field: str | None
+) -> None:
+    contract = _with_shard(
+        tensor_parallel_rank=rank, tensor_parallel_size=size, head_start=heads[0], head_end=heads[1]
+    )
+    if field is None:
+        validate_contract(contract)
+    else:
+        with pytest.raises(BadRequest, match=field):
+            validate_contract(contract)

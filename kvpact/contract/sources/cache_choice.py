@@ -32,6 +32,8 @@ class CacheChoice:
     block_size: int = 16
     dtype: Dtype | None = None
     stored_lane_order: LaneOrder = LaneOrder.HALF_SPLIT
+    latent: bool = False
+    """Whether multi-head latent attention keeps one latent row for all heads instead of expanded ones."""
 
 
 def from_config(cache: CacheConfig) -> CacheChoice:

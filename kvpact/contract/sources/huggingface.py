@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvpact.contract.contract import (
-    Contract,
-    LayerGroup,
-    Layout,
-    ModelIdentity,
-    Quantization,
-    Rotary,
-    Schema,
-    Shard,
-)
+from kvpact.contract.contract import Contract, LayerGroup, Layout, ModelIdentity, Quantization, Schema, Shard
 from kvpact.contract.identity import NO_IDENTITY, IdentityDigests
-from kvpact.contract.rope import table_from_parameters
+from kvpact.contract.json_file import read_json_object
 from kvpact.contract.sources.cache_choice import CacheChoice
 from kvpact.contract.sources.families import Family, family_of, unknown_keys
-from kvpact.contract.sources.heads import head_dim_of, kv_heads_of, layer_count_of
-from kvpact.contract.sources.numbers import flag, positive_int, wrong_value
+from kvpact.contract.sources.layer_groups import layer_groups
+from kvpact.contract.sources.layer_rules import FULL
+from kvpact.contract.sources.model_config import canonical_config
+from kvpact.contract.sources.numbers import positive_int
 from kvpact.contract.sources.overrides import override_config
-from kvpact.contract.sources.rope_settings import rope_parameters_of, unknown_rope_keys
+from kvpact.contract.sources.rope_settings import rope_settings, unknown_rope_keys
+from kvpact.contract.sources.rope_types import stretch
 from kvpact.contract.validate import validate_contract
-from kvpact.errors import BadRequest, UnreadableSource
-from kvpact.types import ByteOrder, Dtype, FrequencyPolicy, KeyState, LayerKind, Packing, RotationSite
+from kvpact.errors import BadRequest
+from kvpact.types import ByteOrder, Dtype, Packing
 
-__all__ = ["contract_from_config", "override_config", "read_config", "unread_keys"]
+__all__ = ["contract_from_config", "override_config", "own_cache_choice", "read_config", "unread_keys"]
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The config.json at `path`, a file or a folder that holds it.
 
     Raises:
-        UnreadableSource: no such file, or not one JSON object.
+        UnreadableSource: no such file, a file beyond what a config is, or not one JSON object.
     """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableSource(f"can't read {file}: {error}", source=str(path)) from error
-    except ValueError as error:
-        raise UnreadableSource(f"{file} isn't JSON: {error}", source=str(path)) from error
-    if not isinstance(config, dict):
-        raise UnreadableSource(f"{file} holds no JSON object", source=str(path))
-    return config
+    return read_json_object(path / "config.json" if path.is_dir() else path)
 
 
 def unread_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Config keys that nothing here reads: a person should know whether they change the model's function."""
+    config = canonical_config(config)
     return unknown_keys(config, family_of(config)) + unknown_rope_keys(config)
 
 
@@ -71,8 +57,9 @@ def contract_from_config(
         UnreadableSource: an unknown model or rope type, or a fact absent, contradictory or out of range.
         BadRequest: `context_tokens` is more than the model has.
     """
+    config = canonical_config(config)
     family = family_of(config)
-    groups = _layer_groups(config, family, cache)
+    groups = layer_groups(config, family, cache)
     model = ModelIdentity(
         architecture=family.model_type,
         function_digest=identity.function_digest,
@@ -93,80 +80,24 @@ def contract_from_config(
     return contract
 
 
+def own_cache_choice(config: Mapping[str, Any]) -> CacheChoice:
+    """The form in which transformers' own cache keeps keys: rotated, the family's lane order, latent rows."""
+    family = family_of(config)
+    return CacheChoice(stored_lane_order=family.cache_lane_order, latent=family.latent)
+
+
 def _context(config: Mapping[str, Any], family: Family, asked: int | None) -> int:
-    limit = positive_int("max_position_embeddings", family.value(config, "max_position_embeddings"))
+    context = positive_int("max_position_embeddings", family.value(config, "max_position_embeddings"))
     if asked is None:
-        return limit
+        return context
+    settings = rope_settings(config, family, FULL)
+    limit = math.floor(context * stretch(settings, context))
     if not 1 <= asked <= limit:
         raise BadRequest(
             f"max_model_len: found {asked}, expected 1 to max_position_embeddings = {limit}",
             param="max_model_len",
         )
     return asked
-
-
-def _layer_groups(config: Mapping[str, Any], family: Family, cache: CacheChoice) -> tuple[LayerGroup, ...]:
-    head_dim = head_dim_of(config, family)
-    rotary = Rotary(
-        key_state=cache.key_state,
-        site=RotationSite.READER if cache.key_state is KeyState.RAW else RotationSite.WRITER,
-        rotary_dim=head_dim,
-        lane_offset=0,
-        stored_lane_order=cache.stored_lane_order,
-        frequency_policy=FrequencyPolicy.FROZEN,
-        tables=(table_from_parameters(rope_parameters_of(config, family, head_dim)),),
-    )
-    windows = _windows(config, family)
-    return tuple(
-        LayerGroup(
-            layers=tuple(layer for layer, own in enumerate(windows) if own == window),
-            kind=LayerKind.FULL if window is None else LayerKind.SLIDING,
-            window=window,
-            kv_heads=kv_heads_of(config, family),
-            key_dim=head_dim,
-            value_dim=head_dim,
-            softmax_scale=head_dim**-0.5,
-            softcap=None,
-            sinks=False,
-            temperature=None,
-            latent=None,
-            rotary=rotary,
-        )
-        for window in dict.fromkeys(windows)
-    )
-
-
-def _windows(config: Mapping[str, Any], family: Family) -> list[int | None]:
-    """Window of each layer, None for full attention. Windows are off unless use_sliding_window is true."""
-    layers = layer_count_of(config, family)
-    full: list[int | None] = [None] * layers
-    if "use_sliding_window" not in family.defaults:
-        return full
-    kinds = _layer_types(config, family, layers)
-    if not flag("use_sliding_window", family.value(config, "use_sliding_window")):
-        return full
-    size = family.value(config, "sliding_window")
-    if size is None and "sliding_attention" not in (kinds or ()):
-        return full
-    window = positive_int("sliding_window", size)
-    if kinds is not None:
-        return [window if kind == "sliding_attention" else None for kind in kinds]
-    first = family.value(config, "max_window_layers")
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise wrong_value("max_window_layers", first, "a whole number of at least 0")
-    return [window if layer >= first else None for layer in range(layers)]
-
-
-def _layer_types(config: Mapping[str, Any], family: Family, layers: int) -> list[str] | None:
-    kinds = family.value(config, "layer_types")
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise wrong_value("layer_types", kinds, f"a list of {layers} layer types")
-    for layer, kind in enumerate(kinds):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise wrong_value(f"layer_types[{layer}]", kind, "full_attention or sliding_attention")
-    return kinds
 
 
 def _layout(cache: CacheChoice, dtype: Dtype, groups: tuple[LayerGroup, ...]) -> Layout:
@@ -183,7 +114,7 @@ def _layout(cache: CacheChoice, dtype: Dtype, groups: tuple[LayerGroup, ...]) ->
             tensor_parallel_rank=0,
             tensor_parallel_size=1,
             head_start=0,
-            head_end=groups[0].kv_heads,
+            head_end=max(group.kv_heads for group in groups),
             layer_start=0,
             layer_end=sum(len(group.layers) for group in groups),
         ),

@@ -1,0 +1,75 @@
+"""What can be known wrong before Ray or a model is started: address, context and both sides' contracts."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvpact.config import Config
+from kvpact.contract.contract import Contract
+from kvpact.contract.sources.cache_choice import from_config
+from kvpact.contract.sources.huggingface import contract_from_config, override_config, read_config
+from kvpact.errors import BadRequest, Unavailable, UnreadableSource
+from kvpact.types import Role
+
+
+def check_address(host: str, port: int) -> None:
+    """Binds the HTTP side's address for a moment.
+
+    Raises:
+        BadRequest: no address of this machine.
+        Unavailable: the port is taken, or isn't this user's to take.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as bound:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            why = "is in use" if error.errno == errno.EADDRINUSE else "needs more rights"
+            raise Unavailable(
+                f"--port (api.port): {host}:{port} {why}; choose another, or 0 for any that is free"
+            ) from error
+        raise BadRequest(
+            f"--host (api.host): {host} is no address of this machine ({error.strerror}); "
+            "expected one such as 127.0.0.1",
+            param="api.host",
+        ) from error
+
+
+def side_contracts(config: Config, folder: Path) -> dict[Role, Contract]:
+    """Both sides' contracts from the model's config.json, with cache, overrides and context as set.
+
+    Raises:
+        UnreadableSource: the model's own config.json can't be served.
+        BadRequest: max_model_len exceeds the context, or an override is unknown or has a wrong value.
+    """
+    given = read_config(folder)
+    return {
+        Role.PREFILL: _contract(config, given, Role.PREFILL),
+        Role.DECODE: _contract(config, given, Role.DECODE),
+    }
+
+
+def _contract(config: Config, given: Mapping[str, Any], role: Role) -> Contract:
+    side = config.prefill if role is Role.PREFILL else config.decode
+    cache = from_config(side.cache)
+    try:
+        changed = override_config(given, side.override)
+        contract = contract_from_config(changed, cache=cache)
+    except (BadRequest, UnreadableSource) as error:
+        if not side.override:
+            raise
+        if isinstance(error, UnreadableSource):
+            contract_from_config(given, cache=cache)
+        raise BadRequest(f"--{role}-override ({role}.override): {error}", param=f"{role}.override") from error
+    if config.max_model_len is None:
+        return contract
+    try:
+        return contract_from_config(changed, cache=cache, context_tokens=config.max_model_len)
+    except BadRequest as error:
+        raise BadRequest(f"--max-model-len ({role} side): {error}", param="max_model_len") from error
