@@ -7,6 +7,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvpact.contract.witness_places import Place
 from kvpact.engine.engine import Engine
@@ -98,19 +99,24 @@ class Prefiller:
         return self._tally
 
     async def _slot(self, job: PrefillJob, released: asyncio.Event) -> None:
-        """Waits for its turn; the caller gives it back."""
-        waiting = [asyncio.ensure_future(self._slots.acquire()), asyncio.ensure_future(released.wait())]
+        """Waits for its turn, which the caller gives back; a way out by an error gives it back itself."""
+        acquiring = asyncio.ensure_future(self._slots.acquire())
+        releasing = asyncio.ensure_future(released.wait())
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting[0].done():
+            await asyncio.wait([acquiring, releasing], return_when=asyncio.FIRST_COMPLETED)
+            if released.is_set():
                 raise _was_released(job)
+        except BaseException:
+            acquiring.add_done_callback(self._give_turn_back)
+            acquiring.cancel()
+            raise
         finally:
-            for each in waiting:
-                each.cancel()
-            has_slot, _ = await asyncio.gather(*waiting, return_exceptions=True)
-        if released.is_set() and has_slot is True:
+            releasing.cancel()
+
+    def _give_turn_back(self, acquiring: asyncio.Future[Any]) -> None:
+        """A turn that came just before it was no longer wanted."""
+        if not acquiring.cancelled():
             self._slots.release()
-            raise _was_released(job)
 
     async def _alone(self, job: PrefillJob, released: asyncio.Event) -> AsyncGenerator[PrefillEvent, None]:
         async with Computation(self._engine, job.handoff_id, _request(job), released) as computation:

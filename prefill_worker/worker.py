@@ -82,7 +82,7 @@ class PrefillWorker:
             ),
             load=WorkerLoad(
                 running_requests=running,
-                waiting_requests=waiting + max(0, self._prefiller.jobs() - running - waiting),
+                waiting_requests=max(waiting, self._prefiller.jobs() - running),
                 blocks=self._engine.pool.counts(),
                 draining=self._prefiller.draining,
             ),

@@ -144,6 +144,24 @@ async def test_release_while_an_order_waits_for_its_turn_ends_it(pair: InProcess
     assert pair.prefiller.jobs() == 0
 
 
+@pytest.mark.parametrize("ticks", range(12))
+async def test_an_order_that_is_cancelled_at_any_moment_gives_its_turn_back(
+    pair: InProcessPair, ticks: int
+) -> None:
+    await pair.connect()
+    pair.prefiller._slots = asyncio.Semaphore(1)
+    events = pair.prefiller.prefill(prefill_job(pair))
+    leaving = asyncio.ensure_future(anext(events))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await events.aclose()
+    async with asyncio.timeout(10):
+        handoff_id, _ = await committed(pair)
+    await pair.receiver.release(handoff_id, "nobody decodes it")
+
+
 async def test_an_order_that_comes_after_its_release_is_fenced(pair: InProcessPair) -> None:
     job = prefill_job(pair)
     assert not pair.prefiller.give_up(job.handoff_id)
