@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from kvpact.config import ApiConfig, Config
 from kvpact.errors import BadRequest, NoCompatiblePair, Unavailable
 from kvpact.handoff.messages import WorkerDescription
 from kvpact.metrics import Metrics
+from kvpact.serving.exposure import is_loopback
 from kvpact.types import Verdict, WorkerLife
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def check_exposure(api: ApiConfig) -> None:
     """Refuses to face a network without keys. Raises BadRequest."""
-    if api.api_keys or api.insecure or _is_loopback(api.host):
+    if api.api_keys or api.insecure or is_loopback(api.host):
         if api.insecure and not api.api_keys:
             logger.warning("api.insecure is set: whoever reaches %s may use this server", api.host)
         return
@@ -254,10 +254,3 @@ def check_exposure(api: ApiConfig) -> None:
         "127.0.0.1, or set api.insecure: true",
         param="api.host",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

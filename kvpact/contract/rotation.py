@@ -1,4 +1,4 @@
-"""The only place where an angle touches a key or a query.
+"""The only place where an angle touches a key or a query; convert_kernel.py is its compiled twin on landing.
 
 Shapes: T tokens, H heads, D head width, R rotary width. Positions are integers; the angle of pair i at
 position p is float32(p) * float32(inv_freq_i), and cos and sin are taken in float32 (RoFormer, section

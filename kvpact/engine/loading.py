@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from kvpact.contract.contract import Contract
+from kvpact.contract.json_file import read_json_object
 from kvpact.contract.sources.cache_choice import from_config
 from kvpact.contract.sources.huggingface import contract_from_config, override_config, read_config
 from kvpact.engine.model import HostedModel
@@ -98,15 +98,7 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
 def _generation_config(folder: Path) -> dict[str, Any]:
     """generation_config.json, empty where there is none. Raises UnreadableSource."""
     file = folder / "generation_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnreadableSource(f"can't read {file}: {error}", source=str(file)) from error
-    if not isinstance(facts, dict):
-        raise UnreadableSource(f"{file} holds {type(facts).__name__}, expected an object", source=str(file))
-    return facts
+    return read_json_object(file) if file.is_file() else {}
 
 
 def _check_served(contract: Contract, folder: Path) -> None:
