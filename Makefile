@@ -2,6 +2,7 @@
 #
 #   PYTHON=/path/to/python   the interpreter .venv is made from (default: the first suitable one found)
 #   TORCH=cpu                take torch from PyTorch's public CPU index: on Linux 0.6 GB in all instead of 3.1 GB
+#   KVPACT_CRDS=FOLDER       KubeRay's CustomResourceDefinitions, for test and k8s-check
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,10 +19,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/installed
 PACKAGES := kvpact prefill_worker decode_worker coordinator
 
-.PHONY: help install demo test check format stubs acceptance clean
+.PHONY: help install install-nixl demo test check k8s-check format stubs acceptance bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | while IFS=$$'\t' read -r target what; do \
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | while IFS=$$'\t' read -r target what; do \
 		printf '  make %-12s %s\n' "$$target" "$$what"; done
 	@echo '  options: PYTHON=/path/to/python, TORCH=cpu'
 
@@ -55,6 +56,11 @@ else \
 fi
 endef
 
+# An extra: payloads by one-sided writes over UCX. Its own dependency is a CUDA build of torch, so it goes in without any.
+install-nixl: install  ## add NIXL, the transport between hosts with RDMA; Linux only, needs no GPU
+	@if [ "$$(uname -s)" = Linux ]; then $(PIP) install --no-deps --constraint constraints.txt nixl-cu12; \
+	else echo "skipped: NIXL is made for Linux only; transports grpc and shm need no package"; fi
+
 $(BIN)/python:
 	@$(call find_python); echo "making $(VENV) with $$python ($$("$$python" --version))"; "$$python" -m venv $(VENV)
 
@@ -73,8 +79,8 @@ demo: install  ## a cluster, a few prompts through a checked handoff, a report
 	$(BIN)/kvpact demo --prompt "What is the capital of France?" --prompt "Name three primary colors." \
 		--prompt "What color is the sky?"
 
-test: install  ## unit, property, contract and repository tests, then the cluster
-	$(BIN)/python -m pytest tests/unit tests/property tests/contract tests/repo
+test: install  ## unit, property, contract, manifest and repository tests, then the cluster
+	$(BIN)/python -m pytest tests/unit tests/property tests/contract tests/k8s tests/repo
 	$(BIN)/python -m pytest tests/cluster
 
 check: install  ## style, types, import contracts, proto, freshness of the stubs; changes nothing
@@ -86,6 +92,10 @@ check: install  ## style, types, import contracts, proto, freshness of the stubs
 	$(BIN)/buf format proto --diff --exit-code
 	$(BIN)/python -m pytest -q tests/repo/test_stubs.py
 
+# KVPACT_CRDS=FOLDER of KubeRay's CustomResourceDefinitions checks Ray's objects too; without it those checks are skipped.
+k8s-check: install  ## render and check the manifests of k8s/ and lint the Dockerfile, offline
+	$(BIN)/python -m pytest tests/k8s
+
 format: install  ## rewrite the code in house form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -96,6 +106,13 @@ stubs: install  ## write kvpact/v1 anew from proto/
 
 acceptance: install  ## the long lists on the real checkpoint; minutes to an hour
 	$(BIN)/python -m pytest -m acceptance
+
+# Leave the machine alone meanwhile; docs/benchmarks.md says how to read the tables. QUICK=1 takes less time and tells less.
+bench: install  ## contract, handoff and time to first token, with ratios against rivals; JSON in build/
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.contract $(if $(QUICK),--quick) --json build/bench-contract.json
+	$(BIN)/python -m benchmarks.handoff $(if $(QUICK),--quick) --json build/bench-handoff.json
+	$(BIN)/python -m benchmarks.ttft $(if $(QUICK),--quick) --json build/bench-ttft.json
 
 clean:  ## remove caches and build output; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -16,25 +16,27 @@ from rich.table import Column, Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured value."""
+    """One measured value; None where it is missing."""
 
     name: str
-    value: float
+    value: float | None
     unit: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Two values of one run against each other, with the one to aim at."""
+    """Two values of one run against each other, with the one to aim at; None where one of them is missing."""
 
     name: str
-    value: float
+    value: float | None
     target: float
     better: Literal["low", "high"]
 
     @property
     def met(self) -> bool:
-        """Whether the value is on the good side of the target."""
+        """Whether there is a value, on the good side of the target."""
+        if self.value is None:
+            return False
         return self.value <= self.target if self.better == "low" else self.value >= self.target
 
 
@@ -44,23 +46,33 @@ class Report:
 
     rows: list[Row] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    """What could not be measured here, and why."""
 
     def write(self, file: Path) -> None:
-        """As JSON: {"rows": [...], "ratios": [...]}."""
-        file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        """As JSON: {"rows": [...], "ratios": [...]}; a missing value is null."""
+        result = {"rows": [asdict(row) for row in self.rows], "ratios": [asdict(it) for it in self.ratios]}
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
     def show(self) -> None:
         """As two tables on standard output."""
         rows = Table(Column("what", no_wrap=True), "value", "unit")
         for row in self.rows:
-            rows.add_row(row.name, f"{row.value:.4g}", row.unit)
+            rows.add_row(row.name, _shown(row.value, ".4g"), row.unit)
         ratios = Table(Column("ratio", no_wrap=True), "value", "target", "")
         for ratio in self.ratios:
             bound = f"{'<=' if ratio.better == 'low' else '>='} {ratio.target:g}"
-            ratios.add_row(ratio.name, f"{ratio.value:.3f}", bound, "met" if ratio.met else "missed")
+            word = "" if ratio.value is None else "met" if ratio.met else "missed"
+            ratios.add_row(ratio.name, _shown(ratio.value, ".3f"), bound, word)
         console = Console(width=120)
         console.print(rows)
         console.print(ratios)
+        for name, why in self.missing.items():
+            console.print(f"MISSING {name}: {why}", highlight=False, markup=False)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "MISSING" if value is None else format(value, form)
 
 
 def seconds_of(work: Callable[[], object], *, repeats: int) -> float:

@@ -22,7 +22,9 @@ def main() -> None:
     try:
         config = load_config(arguments.config, _flags(arguments))
         folder = _model_folder(config.model)
-        asyncio.run(_serve(config, folder, arguments.grpc_host, arguments.grpc_port))
+        host = arguments.grpc_host or config.coordinator.bind
+        port = config.coordinator.port if arguments.grpc_port is None else arguments.grpc_port
+        asyncio.run(_serve(config, folder, host, port))
     except KvpactError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from error
@@ -73,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, help="positions to serve, in tokens")
     parser.add_argument("--host", help="address of the HTTP side, default 127.0.0.1")
     parser.add_argument("--port", type=int, help="port of the HTTP side, default 8000; 0 picks one")
-    parser.add_argument("--grpc-host", default="127.0.0.1", help="address at which workers register")
+    parser.add_argument("--grpc-host", help="address at which workers register, default coordinator.bind")
     parser.add_argument(
-        "--grpc-port", type=int, default=0, help="port at which workers register; 0 picks one"
+        "--grpc-port", type=int, help="port at which workers register, default coordinator.port; 0 picks one"
     )
     return parser
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.ports import Committed
 from kvpact.clock import Clock
+from kvpact.handoff.jobs import Committed
 from kvpact.metrics import Metrics
 from kvpact.types import FinishReason
 

@@ -9,11 +9,19 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from coordinator.fleet import Fleet
-from coordinator.ports import Committed, PrefillEvent, PrefillJob, Stream
+from coordinator.ports import RegisteredWorker, Stream
 from coordinator.releases import Releases
-from coordinator.router import Placement
+from coordinator.router import OnDecode, OnPair, OnPrefill, Placement
 from kvpact.errors import DataLoss, KvpactError, Unavailable
-from kvpact.handoff.messages import DecodedTokens, DecodeJob
+from kvpact.handoff.jobs import (
+    Committed,
+    DecodedTokens,
+    DecodeJob,
+    FirstToken,
+    GenerateJob,
+    PrefillEvent,
+    PrefillJob,
+)
 from kvpact.metrics import Metrics
 from kvpact.types import FinishReason, HandoffId, Sampling
 
@@ -55,8 +63,7 @@ class Attempt:
         self._releases = releases
         self._metrics = metrics
         self._request = request
-        self._prefill = placement.prefill
-        self._decode = placement.decode
+        self._placement = placement
         self._handoff_id = handoff_id
         self._token_ids = request.prompt + sent
         self._on_commit = on_commit
@@ -66,7 +73,7 @@ class Attempt:
 
     async def run(self) -> AsyncGenerator[DecodedTokens, None]:
         """Yields tokens to the sequence's end; on any other way out the handoff is released on both sides."""
-        workers = [self._prefill, *([self._decode] if self._decode else [])]
+        workers = self._placement.workers()
         lives = [worker.life for worker in workers]
         self._fleet.assign(lives, +1)
         result = "CANCELLED"
@@ -92,58 +99,98 @@ class Attempt:
         finally:
             self._fleet.assign(lives, -1)
             if result != "DONE":
-                self._releases.give_up(workers, self._handoff_id, result.lower())
-                self._count(result)
+                self._give_up(result)
+
+    def _give_up(self, result: str) -> None:
+        """Releases the handoff on its workers; what a decode worker computes alone ends with its call."""
+        if isinstance(self._placement, OnDecode):
+            return
+        self._releases.give_up(self._placement.workers(), self._handoff_id, result.lower())
+        self._count(result)
 
     def _count(self, result: str) -> None:
         """Counts a handoff that came to nothing; one that the client no longer wanted did commit."""
-        if self._decode is not None and not self._committed:
+        if isinstance(self._placement, OnPair) and not self._committed:
             self._metrics.handoff_ended(result.lower())
         elif self._committed and result != "CANCELLED":
             self._metrics.handoff_ended(LOST_AFTER_COMMIT)
 
-    async def _tokens(self) -> AsyncGenerator[DecodedTokens, None]:
-        port = self._fleet.prefill_port(self._prefill.life)
+    def _tokens(self) -> AsyncGenerator[DecodedTokens, None]:
+        match self._placement:
+            case OnPair(prefill=prefill, decode=decode):
+                return self._prefilled(prefill, decode)
+            case OnPrefill(prefill=prefill):
+                return self._prefilled(prefill, None)
+            case OnDecode(decode=decode):
+                return self._generated(decode)
+
+    async def _generated(self, decode: RegisteredWorker) -> AsyncGenerator[DecodedTokens, None]:
+        port = self._fleet.decode_port(decode.life)
+        began = False
+        async with contextlib.aclosing(port.generate(self._generate_job(decode))) as produced:
+            async for tokens in produced:
+                if not began:
+                    self._metrics.prefilled_locally()
+                began = True
+                yield tokens
+
+    async def _prefilled(
+        self, prefill: RegisteredWorker, decode: RegisteredWorker | None
+    ) -> AsyncGenerator[DecodedTokens, None]:
+        job = self._prefill_job(prefill, decode)
         async with contextlib.AsyncExitStack() as stack:
-            events = await stack.enter_async_context(contextlib.aclosing(port.prefill(self._prefill_job())))
+            port = self._fleet.prefill_port(prefill.life)
+            events = await stack.enter_async_context(contextlib.aclosing(port.prefill(job)))
             first = await self._first_token(events)
+            shown = DecodedTokens(token_ids=(first.token_id,), finish_reason=first.finish_reason)
             if first.finish_reason is not None:
-                yield first
+                yield shown
             else:
                 # Before the token is passed on: a slow client mustn't let the lease run out.
-                decoding = await stack.enter_async_context(contextlib.aclosing(self._begin_decode(first)))
-                yield first
+                begun = self._begin_decode(decode, first)
+                decoding = await stack.enter_async_context(contextlib.aclosing(begun))
+                yield shown
                 async for tokens in decoding:
                     yield tokens
             await _finish(events)
 
-    async def _first_token(self, events: Stream[PrefillEvent]) -> DecodedTokens:
+    async def _first_token(self, events: Stream[PrefillEvent]) -> FirstToken:
         async for event in events:
             if isinstance(event, Committed):
                 self._committed = True
                 self._on_commit(event)
-            elif isinstance(event, DecodedTokens):
+            elif isinstance(event, FirstToken):
                 return event
         raise Unavailable("a prefill worker ended without a token")
 
-    def _begin_decode(self, first: DecodedTokens) -> Stream[DecodedTokens]:
-        if self._decode is None:
+    def _begin_decode(self, decode: RegisteredWorker | None, first: FirstToken) -> Stream[DecodedTokens]:
+        if decode is None:
             raise Unavailable("a prefill worker went on past the one token that was asked")
         job = DecodeJob(
             handoff_id=self._handoff_id,
-            decode=self._decode.life,
-            token_ids=self._token_ids + first.token_ids,
+            decode=decode.life,
+            token_ids=(*self._token_ids, first.token_id),
             original_prompt_tokens=len(self._request.prompt),
             sampling=self._request.sampling,
             request_id=self._request.request_id,
         )
-        return self._fleet.decode_port(self._decode.life).decode(job)
+        return self._fleet.decode_port(decode.life).decode(job)
 
-    def _prefill_job(self) -> PrefillJob:
+    def _generate_job(self, decode: RegisteredWorker) -> GenerateJob:
+        return GenerateJob(
+            decode=decode.life,
+            token_ids=self._token_ids,
+            original_prompt_tokens=len(self._request.prompt),
+            table_length=self._request.table_length,
+            sampling=self._request.sampling,
+            request_id=self._request.request_id,
+        )
+
+    def _prefill_job(self, prefill: RegisteredWorker, decode: RegisteredWorker | None) -> PrefillJob:
         return PrefillJob(
             handoff_id=self._handoff_id,
-            prefill=self._prefill.life,
-            decode=self._decode,
+            prefill=prefill.life,
+            decode=decode.partner() if decode else None,
             token_ids=self._token_ids,
             original_prompt_tokens=len(self._request.prompt),
             table_length=self._request.table_length,

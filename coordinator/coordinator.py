@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,20 +24,21 @@ from coordinator.lifecycle import Lifecycle
 from coordinator.model_folder import ModelText
 from coordinator.ports import Transport
 from coordinator.registry import PairKey
+from coordinator.scaling import Crew, Scaling
 from coordinator.service import CoordinatorServer
 from kvpact.clock import Clock, MonotonicClock, new_handoff_id, new_nonce, wall_time_s
 from kvpact.config import ApiConfig, Config
 from kvpact.errors import BadRequest, NoCompatiblePair, Unavailable
 from kvpact.handoff.messages import WorkerDescription
+from kvpact.handoff.security_transport import make_security
 from kvpact.metrics import Metrics
-from kvpact.serving.exposure import is_loopback
+from kvpact.serving.exposure import check_plaintext, is_loopback
+from kvpact.tls import PeerRole
 from kvpact.types import Verdict, WorkerLife
 
 logger = logging.getLogger(__name__)
 
 DATE_HEADER_S = 1.0
-DRAIN_S = 30
-"""Running requests get this long to end when the coordinator stops; then they are ended."""
 CUT_S = 5
 """What a request that is ended gets to say so; uvicorn drops it after that."""
 
@@ -51,8 +53,9 @@ class Coordinator:
         *,
         transport: Transport | None = None,
         clock: Clock | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        """Reads the model's tokenizer and config.
+        """Reads the model's tokenizer and config. `crew` starts and ends workers on an operator's order.
 
         Raises:
             UnreadableSource: the folder lacks something.
@@ -63,10 +66,16 @@ class Coordinator:
         name = config.served_name or config.model.rstrip("/").rsplit("/", 1)[-1]
         metrics = Metrics(name)
         self._config = config
-        self._fleet = Fleet(transport or GrpcTransport(), clock, metrics)
-        self._lifecycle = Lifecycle(self._fleet, clock, metrics, new_handoff_id)
+        self._security = make_security(config.tls, PeerRole.COORDINATOR)
+        self._fleet = Fleet(transport or GrpcTransport(self._security), clock, metrics)
+        local_tokens = config.local_prefill_max_tokens
+        self._lifecycle = Lifecycle(
+            self._fleet, clock, metrics, new_handoff_id, local_prefill_max_tokens=local_tokens
+        )
+        self._scaling = Scaling(self._fleet, crew, drain_s=config.handoff.drain_s) if crew else None
         self._context = ApiContext(
             config=config,
+            scaling=self._scaling,
             model=ModelText(model_folder, max_model_len=config.max_model_len),
             model_name=name,
             fleet=self._fleet,
@@ -75,15 +84,18 @@ class Coordinator:
             clock=clock,
             started_s=wall_time_s(),
         )
-        self._grpc = CoordinatorServer(self._fleet)
-        self._http = _HttpServer(self._context, config.api)
+        self._grpc = CoordinatorServer(self._fleet, self._security)
+        self._http = _HttpServer(self._context, config.api, config.handoff.drain_s)
 
     async def start(self, *, grpc_host: str = "127.0.0.1", grpc_port: int = 0) -> tuple[int, str]:
         """Serves; gives the HTTP port and the gRPC host:port for workers.
 
         Raises:
+            BadRequest: others could reach workers' side in plaintext, and that isn't said to be meant.
             Unavailable: an address can't be bound.
         """
+        allowed, encrypted = self._config.coordinator.insecure, self._security.encrypted
+        check_plaintext("coordinator.bind", grpc_host, insecure=allowed, encrypted=encrypted)
         http_port = await self._http.start()
         try:
             endpoint = await self._grpc.start(grpc_host, grpc_port)
@@ -97,6 +109,8 @@ class Coordinator:
     async def stop(self) -> None:
         """Takes no new requests, lets running ones end, closes everything. Idempotent."""
         await self._http.stop()
+        if self._scaling is not None:
+            await self._scaling.stop()
         await self._lifecycle.settle()
         await self._grpc.stop()
         await self._fleet.stop()
@@ -162,8 +176,10 @@ class Coordinator:
 class _HttpServer:
     """uvicorn inside this loop, without its signal handlers."""
 
-    def __init__(self, context: ApiContext, api: ApiConfig) -> None:
+    def __init__(self, context: ApiContext, api: ApiConfig, drain_s: float) -> None:
+        """`drain_s`: running requests get this long to end when it stops; then they are ended."""
         self._api = api
+        self._drain_s = drain_s
         self._closing = Closing(create_app(context))
         self._server = _QuietServer(
             uvicorn.Config(
@@ -173,7 +189,7 @@ class _HttpServer:
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                timeout_graceful_shutdown=DRAIN_S + CUT_S,
+                timeout_graceful_shutdown=math.ceil(drain_s + CUT_S),
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -198,7 +214,7 @@ class _HttpServer:
         """Stops accepting, waits for running requests, ends those that take longer, closes. Idempotent."""
         if self._task is not None:
             self._server.leave.set()
-            await asyncio.wait({self._task}, timeout=DRAIN_S)
+            await asyncio.wait({self._task}, timeout=self._drain_s)
             self._closing.cut()
             await self._task
             self._task = None

@@ -7,14 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from coordinator.ports import DecodePort, Paired, PrefillPort, RegisteredWorker, Transport, WorkerPort
-from coordinator.registry import PairKey, Registry, Snapshot
+from coordinator.ports import DecodePort, PrefillPort, RegisteredWorker, Transport, WorkerPort
+from coordinator.registry import NO_WORK, PairKey, Registry, Snapshot
+from coordinator.router import obstacle_of, refusing_fields
 from kvpact.clock import Clock
 from kvpact.contract.explain import render_verdict
-from kvpact.errors import ContractRefused, DataLoss, KvpactError, Unavailable
+from kvpact.errors import ContractRefused, DataLoss, Exhausted, KvpactError, Unavailable
+from kvpact.handoff.jobs import Paired
 from kvpact.handoff.messages import CanaryOutcome
 from kvpact.metrics import Metrics
-from kvpact.types import Role, WorkerLife, WorkerLoad
+from kvpact.types import Role, VerdictWord, WorkerCounters, WorkerLife, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ SILENCE_S = 5.0
 """A worker that says nothing for this long is gone."""
 SETTLING_S = 30.0
 """After workers came or went, a request waits up to this long for a pair before it is turned away."""
+MOST_WORKERS = 1024
 QUARANTINE_S = 30.0
 """A pair whose data failed a check is paired anew after this long; with another life of either, at once."""
 
@@ -71,8 +74,14 @@ class Fleet:
         self._timer = None
 
     def register(self, worker: RegisteredWorker, load: WorkerLoad) -> None:
-        """Makes a worker known and pairs it with every worker of the other role."""
+        """Makes a worker known and pairs it with every worker of the other role.
+
+        Raises:
+            Exhausted: MOST_WORKERS are known under other names; silent ones are forgotten by and by.
+        """
         is_new = self._registry.find(worker.life) is None
+        if is_new and not self._registry.has_room(worker, MOST_WORKERS):
+            raise Exhausted(f"{MOST_WORKERS} workers are known already", retry_after_s=SILENCE_S)
         replaced = self._registry.register(worker, load, self._clock.now())
         if replaced is not None:
             logger.info("%s came back as another process at %s", worker.life.worker, worker.endpoint)
@@ -85,13 +94,38 @@ class Fleet:
             self._note_change()
         self.pair_due()
 
-    def heartbeat(self, life: WorkerLife, load: WorkerLoad) -> bool:
+    def role_of(self, life: WorkerLife) -> Role | None:
+        """What a worker registered as; None where it isn't known."""
+        state = self._registry.find(life)
+        return None if state is None else state.worker.role
+
+    def heartbeat(self, life: WorkerLife, load: WorkerLoad, counters: WorkerCounters = NO_WORK) -> bool:
         """Takes a sign of life; false where the worker has to register again."""
         before = self._registry.find(life)
-        known = self._registry.heartbeat(life, load, self._clock.now())
+        known = self._registry.heartbeat(life, load, self._clock.now(), counters)
         if before is not None and before.load.draining != load.draining:
             self._note_change()
         return known
+
+    async def drain(self, life: WorkerLife) -> int:
+        """Lets a worker take no new work, from this call on; requests that it still has.
+
+        Raises:
+            Unavailable: it is gone or doesn't answer, and takes new work as before.
+        """
+        port, news = self.port(life), self._registry.set_draining(life, True)
+        if news:
+            self._note_change()
+        try:
+            return await port.drain()
+        except KvpactError:
+            if news and self._registry.set_draining(life, False):
+                self._note_change()
+            raise
+
+    def obstacle(self, life: WorkerLife) -> str:
+        """Why a known worker gets no request that needs a handoff; empty where it can."""
+        return obstacle_of(self._registry.snapshot(), life)
 
     def expire_silent(self) -> None:
         """Forgets workers that said nothing for SILENCE_S."""
@@ -183,7 +217,7 @@ class Fleet:
         failures = 0
         while (decode := self._registry.find(key.decode)) and self._is_due(key):
             try:
-                paired = await self.prefill_port(key.prefill).connect(decode.worker)
+                paired = await self.prefill_port(key.prefill).connect(decode.worker.partner())
             except (DataLoss, ContractRefused) as error:
                 if isinstance(error, DataLoss) and error.check == "canary":
                     self._metrics.canary_ran(passed=False)
@@ -209,10 +243,12 @@ class Fleet:
         if paired.canary is not None:
             self._metrics.canary_ran(passed=True)
             _log_canary(key, paired.canary)
-        self._registry.record_verdict(key, verdict)
+        self._registry.record_verdict(key, verdict, paired.transport)
         self._wake()
         self._metrics.differences_found(verdict.differences)
         logger.info("pair %s: %s", _names(key), render_verdict(verdict))
+        if verdict.word is VerdictWord.REJECT and any(pair.usable() for pair in self.snapshot().pairs):
+            logger.warning("%s get no requests: they differ in %s", _names(key), refusing_fields(verdict))
 
     async def _watch(self) -> None:
         while True:

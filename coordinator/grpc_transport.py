@@ -8,14 +8,22 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from coordinator.ports import Committed, Paired, PrefillEvent, PrefillJob, RegisteredWorker, Reserved
 from kvpact.errors import BadRequest, DataLoss, KvpactError, Unavailable
 from kvpact.handoff import codec
-from kvpact.handoff.messages import DecodedTokens, DecodeJob, WorkerDescription
-from kvpact.handoff.status import from_rpc_error
-from kvpact.handoff.verdict_codec import EXACTNESSES
+from kvpact.handoff.jobs import (
+    DecodedTokens,
+    DecodeJob,
+    GenerateJob,
+    Paired,
+    Partner,
+    PrefillEvent,
+    PrefillJob,
+)
+from kvpact.handoff.messages import WorkerDescription
+from kvpact.handoff.security_transport import PLAINTEXT, Link, Security
+from kvpact.tls import PeerRole
 from kvpact.types import HandoffId
-from kvpact.v1 import decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from kvpact.v1 import decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc, prefill_pb2_grpc
 
 CONNECT_DEADLINE_S = 60.0
 """Pairing includes the pair's probe."""
@@ -27,13 +35,16 @@ T = TypeVar("T")
 class GrpcTransport:
     """Opens one channel per port."""
 
+    def __init__(self, security: Security = PLAINTEXT) -> None:
+        self._security = security
+
     def prefill_port(self, endpoint: str) -> GrpcPrefillPort:
         """See Transport."""
-        return GrpcPrefillPort(endpoint)
+        return GrpcPrefillPort(self._security.link(endpoint, PeerRole.PREFILL))
 
     def decode_port(self, endpoint: str) -> GrpcDecodePort:
         """See Transport."""
-        return GrpcDecodePort(endpoint)
+        return GrpcDecodePort(self._security.link(endpoint, PeerRole.DECODE))
 
 
 class RpcStream(Generic[T]):
@@ -61,10 +72,11 @@ class RpcStream(Generic[T]):
 class _GrpcPort:
     """What both roles answer."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._endpoint = link.endpoint
         self._closed = False
-        self._channel = grpc.aio.insecure_channel(endpoint)
+        self._channel = link.channel
         self._worker = handoff_pb2_grpc.WorkerServiceStub(self._channel)
 
     async def release(self, handoff_id: HandoffId, reason: str) -> None:
@@ -78,6 +90,12 @@ class _GrpcPort:
         response = await self.answer(self._worker.Describe(request, timeout=CALL_DEADLINE_S))
         return self.read(response, codec.decode_description)
 
+    async def drain(self) -> int:
+        """See WorkerPort."""
+        request = handoff_pb2.DrainRequest()
+        response = await self.answer(self._worker.Drain(request, timeout=CALL_DEADLINE_S))
+        return int(response.running_requests)
+
     async def close(self) -> None:
         """See WorkerPort."""
         self._closed = True
@@ -88,7 +106,7 @@ class _GrpcPort:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer=self._endpoint) from error
+            raise self._link.failure(error) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._closed and (task is None or not task.cancelling()):
@@ -108,17 +126,15 @@ class _GrpcPort:
 class GrpcPrefillPort(_GrpcPort):
     """See PrefillPort."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint)
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
         self._stub = prefill_pb2_grpc.PrefillServiceStub(self._channel)
 
-    async def connect(self, decode: RegisteredWorker) -> Paired:
+    async def connect(self, decode: Partner) -> Paired:
         """See PrefillPort."""
-        request = prefill_pb2.ConnectRequest(
-            decode_endpoint=decode.endpoint, decode=codec.encode_life(decode.life)
-        )
+        request = codec.encode_connect(decode)
         response = await self.answer(self._stub.Connect(request, timeout=CONNECT_DEADLINE_S))
-        paired = self.read(response, _paired)
+        paired = self.read(response, codec.decode_paired)
         canary = paired.canary
         if canary is not None and not canary.passed:
             raise DataLoss(f"the pair's probe failed: {canary.finding}", check="canary")
@@ -126,52 +142,22 @@ class GrpcPrefillPort(_GrpcPort):
 
     def prefill(self, job: PrefillJob) -> RpcStream[PrefillEvent]:
         """See PrefillPort."""
-        request = prefill_pb2.PrefillRequest(
-            handoff_id=job.handoff_id,
-            prefill=codec.encode_life(job.prefill),
-            token_ids=job.token_ids,
-            table_length_tokens=job.table_length,
-            sampling=codec.encode_sampling(job.sampling, original_prompt_tokens=job.original_prompt_tokens),
-            request_id=job.request_id,
-        )
-        if job.decode is not None:
-            request.decode.CopyFrom(codec.encode_life(job.decode.life))
-            request.decode_endpoint = job.decode.endpoint
-        return RpcStream(self, self._stub.Prefill(request), _prefill_event)
+        call = self._stub.Prefill(codec.encode_prefill_job(job))
+        return RpcStream(self, call, codec.decode_prefill_event)
 
 
 class GrpcDecodePort(_GrpcPort):
     """See DecodePort."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(endpoint)
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
         self._stub = decode_pb2_grpc.DecodeServiceStub(self._channel)
 
     def decode(self, job: DecodeJob) -> RpcStream[DecodedTokens]:
         """See DecodePort."""
         return RpcStream(self, self._stub.Decode(codec.encode_decode_job(job)), codec.decode_decoded_tokens)
 
-
-def _paired(message: prefill_pb2.ConnectResponse) -> Paired:
-    return Paired(verdict=codec.decode_verdict(message.verdict), canary=codec.decode_canary(message.canary))
-
-
-def _prefill_event(message: prefill_pb2.PrefillResponse) -> PrefillEvent:
-    kind = message.WhichOneof("event")
-    if kind == "reserved":
-        return Reserved(held_prefix_tokens=message.reserved.held_prefix_tokens)
-    if kind == "committed":
-        committed = message.committed
-        return Committed(
-            payload_bytes=committed.payload_bytes,
-            exactness=EXACTNESSES.decode(committed.exactness, "committed.exactness"),
-            handoff_s=committed.handoff_s,
-            exposed_s=committed.exposed_s,
-            max_abs_error=committed.max_abs_error if committed.HasField("max_abs_error") else None,
-        )
-    if kind == "first_token" and message.first_token.HasField("token_id"):
-        return DecodedTokens(
-            token_ids=(message.first_token.token_id,),
-            finish_reason=codec.decode_finish_reason(message.first_token.finish_reason),
-        )
-    raise BadRequest(f"a prefill worker sent an event without content: {kind or 'unset'}", param=kind)
+    def generate(self, job: GenerateJob) -> RpcStream[DecodedTokens]:
+        """See DecodePort."""
+        call = self._stub.Generate(codec.encode_generate_job(job))
+        return RpcStream(self, call, codec.decode_decoded_tokens)

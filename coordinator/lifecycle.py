@@ -1,6 +1,7 @@
 """One request from its prompt tokens to its last token. It ends exactly once: done, failed or cancelled.
 
     place -> Prefill stream -> (commit) first token -> Decode stream -> tokens
+    place -> Generate stream -> tokens                     a short prompt, on a decode worker alone
 
 A failure gives the handoff up and, where another attempt may work, goes on elsewhere under a new handoff id:
 with the prompt alone, or with the prompt and the tokens that the user already has.
@@ -15,14 +16,14 @@ from collections.abc import AsyncGenerator, Callable
 
 from coordinator.attempt import Attempt, GenerationRequest
 from coordinator.fleet import SETTLING_S, Fleet
-from coordinator.ports import Committed, RegisteredWorker
+from coordinator.ports import RegisteredWorker
+from coordinator.registry import Snapshot
 from coordinator.releases import Releases
 from coordinator.retries import CORRUPTING, ELSEWHERE, Retries
-from coordinator.router import Placement, choose_pair, choose_prefill
+from coordinator.router import Placement, choose_decode, choose_pair, choose_prefill
 from kvpact.clock import Clock
-from kvpact.contract.identity import contract_digest
 from kvpact.errors import Exhausted, Fenced, KvpactError, NoCompatiblePair, Unavailable
-from kvpact.handoff.messages import DecodedTokens
+from kvpact.handoff.jobs import Committed, DecodedTokens
 from kvpact.metrics import Metrics
 from kvpact.types import FinishReason, HandoffId
 
@@ -36,12 +37,20 @@ class Lifecycle:
     """Runs requests on the fleet."""
 
     def __init__(
-        self, fleet: Fleet, clock: Clock, metrics: Metrics, new_handoff_id: Callable[[], HandoffId]
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        metrics: Metrics,
+        new_handoff_id: Callable[[], HandoffId],
+        *,
+        local_prefill_max_tokens: int = 0,
     ) -> None:
+        """`local_prefill_max_tokens`: longest prompt that a decode worker computes itself."""
         self._fleet = fleet
         self._clock = clock
         self._metrics = metrics
         self._new_handoff_id = new_handoff_id
+        self._local_prefill_max_tokens = local_prefill_max_tokens
         self._releases = Releases(fleet)
         self._running = 0
         self._at_rest = asyncio.Event()
@@ -90,7 +99,7 @@ class Lifecycle:
                 return
             placement = await self._place(request, len(sent), retries, began)
             if not sent:
-                began = placement.prefill
+                began = placement.workers()[0]
             attempt = Attempt(
                 self._fleet,
                 self._releases,
@@ -125,9 +134,9 @@ class Lifecycle:
             if key is not None:
                 self._fleet.quarantine(key, error)
         elif isinstance(error, (Unavailable, Fenced)):
-            prefill = placement.prefill.life
-            pairs = [pair.key for pair in self._fleet.snapshot().pairs if pair.key.prefill == prefill]
-            for each in [key] if key else pairs:
+            alone = placement.workers()[0].life
+            pairs = [pair.key for pair in self._fleet.snapshot().pairs]
+            for each in [key] if key else [each for each in pairs if alone in (each.prefill, each.decode)]:
                 self._fleet.suspect(each, error)
 
     async def _place(
@@ -135,19 +144,15 @@ class Lifecycle:
     ) -> Placement:
         """Picks workers; waits while the fleet settles after workers came or went.
 
-        `began`: the prefill worker that computed the first of the `sent` tokens.
+        `began`: the worker that computed the first of the `sent` tokens.
 
         Raises what kept it from finding any, or the failure that made it look again.
         """
-        one_token = request.sampling.max_output_tokens - sent == 1
-        contract = contract_digest(began.contract) if one_token and sent and began else None
         deadline_s = self._clock.now() + (SETTLING_S if retries.may_wait() else 0.0)
         while True:
             snapshot = self._fleet.snapshot()
             try:
-                if one_token:
-                    return choose_prefill(snapshot, table_length=request.table_length, contract=contract)
-                return choose_pair(snapshot, retries.barred(snapshot), table_length=request.table_length)
+                return self._choose(snapshot, request, sent, retries, began if sent else None)
             except KvpactError as error:
                 patience_s = min(self._fleet.settling_s(), deadline_s - self._clock.now())
                 if isinstance(error, NoCompatiblePair) or patience_s <= 0:
@@ -155,3 +160,20 @@ class Lifecycle:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await self._fleet.change()
+
+    def _choose(
+        self,
+        snapshot: Snapshot,
+        request: GenerationRequest,
+        sent: int,
+        retries: Retries,
+        began: RegisteredWorker | None,
+    ) -> Placement:
+        """By what is left to do: one token, a short prompt, or a handoff."""
+        table_length = request.table_length
+        if request.sampling.max_output_tokens - sent == 1:
+            return choose_prefill(snapshot, table_length=table_length, began=began)
+        barred, prompt_tokens = retries.barred(snapshot), len(request.prompt) + sent
+        if prompt_tokens <= self._local_prefill_max_tokens:
+            return choose_decode(snapshot, barred, table_length=table_length, prompt_tokens=prompt_tokens)
+        return choose_pair(snapshot, barred, table_length=table_length)

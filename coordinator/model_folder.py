@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from coordinator.chat_template import ChatTemplate
 from coordinator.detokenize import ByteLevelDetokenizer, ByteLevelVocabulary, Detokenizer, WindowDetokenizer
+from kvpact.contract.json_file import read_json_object
 from kvpact.errors import BadRequest, UnreadableSource
 
 CONTEXT_FOR_DETOKENIZER = 6
@@ -149,20 +150,7 @@ def _count(config: Mapping[str, Any], key: str) -> int | None:
 
 def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any]:
     path = folder / name
-    if not needed and not path.is_file():
-        return {}
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UnreadableSource(
-            f"can't read {path}: {why}; expected a JSON object", source=str(path)
-        ) from error
-    if not isinstance(loaded, dict):
-        raise UnreadableSource(
-            f"{path} holds a {type(loaded).__name__}, expected an object", source=str(path)
-        )
-    return loaded
+    return read_json_object(path) if needed or path.is_file() else {}
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from kvpact.contract.contract import Contract
-from kvpact.handoff.messages import CanaryOutcome, DecodedTokens, DecodeJob, WorkerDescription
-from kvpact.types import (
-    Exactness,
-    HandoffId,
-    Role,
-    Sampling,
-    Verdict,
-    WorkerLife,
+from kvpact.handoff.jobs import (
+    DecodedTokens,
+    DecodeJob,
+    GenerateJob,
+    Paired,
+    Partner,
+    PrefillEvent,
+    PrefillJob,
 )
+from kvpact.handoff.messages import WorkerDescription
+from kvpact.types import HandoffId, Role, WorkerLife
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,50 +31,9 @@ class RegisteredWorker:
     contract: Contract
     pid: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillJob:
-    """One prompt to compute. `decode` None: one token is asked and nothing is handed over."""
-
-    handoff_id: HandoffId
-    prefill: WorkerLife
-    decode: RegisteredWorker | None
-    token_ids: tuple[int, ...]
-    """Prompt tokens, and on a resume the output tokens that the user already has."""
-    original_prompt_tokens: int
-    table_length: int
-    sampling: Sampling
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
-    """The decode worker set blocks aside."""
-
-    held_prefix_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """The decode worker owns the cache."""
-
-    payload_bytes: int
-    exactness: Exactness
-    handoff_s: float
-    exposed_s: float
-    max_abs_error: float | None = None
-    """Measured error of a lossy plan."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """What two workers agreed on. `canary` None: no probe ran."""
-
-    verdict: Verdict
-    canary: CanaryOutcome | None = None
-
-
-PrefillEvent = Reserved | Committed | DecodedTokens
+    def partner(self) -> Partner:
+        """What a prefill worker is told of it, where it is a decode worker."""
+        return Partner(life=self.life, endpoint=self.endpoint)
 
 
 Item_co = TypeVar("Item_co", covariant=True)
@@ -100,6 +61,9 @@ class WorkerPort(Protocol):
     async def describe(self) -> WorkerDescription:
         """Counters and load now. Raises KvpactError."""
 
+    async def drain(self) -> int:
+        """Lets it take no new work from now on; requests that still run. Idempotent. Raises KvpactError."""
+
     async def close(self) -> None:
         """Ends the channel; running calls raise Unavailable. Idempotent."""
 
@@ -107,7 +71,7 @@ class WorkerPort(Protocol):
 class PrefillPort(WorkerPort, Protocol):
     """A prefill worker."""
 
-    async def connect(self, decode: RegisteredWorker) -> Paired:
+    async def connect(self, decode: Partner) -> Paired:
         """Pairs it with a decode worker. A reject is an answer.
 
         Raises:
@@ -124,6 +88,9 @@ class DecodePort(WorkerPort, Protocol):
 
     def decode(self, job: DecodeJob) -> Stream[DecodedTokens]:
         """Begins to decode; once per handoff."""
+
+    def generate(self, job: GenerateJob) -> Stream[DecodedTokens]:
+        """Begins to compute and decode a prompt on this worker alone."""
 
 
 class Transport(Protocol):

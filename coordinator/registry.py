@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from coordinator.ports import RegisteredWorker
-from kvpact.types import Role, Verdict, VerdictWord, WorkerLife, WorkerLoad
+from kvpact.handoff.transport_choice import TransportChoice
+from kvpact.types import Role, Verdict, VerdictWord, WorkerCounters, WorkerLife, WorkerLoad
+
+NO_WORK = WorkerCounters()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,8 @@ class WorkerState:
     load: WorkerLoad
     assigned: int
     last_seen_s: float
+    counters: WorkerCounters = NO_WORK
+    """Work of its life, as it said last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class PairState:
     trouble: str | None = None
     quarantine_end_s: float | None = None
     """When it may be paired anew after its data failed a check. None: as soon as possible."""
+    transport: TransportChoice | None = None
+    """How payloads travel; None without a verdict that lets any."""
 
     def word(self) -> str:
         """Verdict's word, `quarantined` or `pending`."""
@@ -91,12 +98,27 @@ class Registry:
             self._pairs[key] = PairState(key=key)
         return known.worker if known is not None else None
 
-    def heartbeat(self, life: WorkerLife, load: WorkerLoad, now: float) -> bool:
-        """Takes a sign of life; false where this life isn't known."""
+    def has_room(self, worker: RegisteredWorker, most: int) -> bool:
+        """Whether a worker may be added, so that no more than `most` names are known."""
+        return len(self._workers) < most or worker.life.worker in self._workers
+
+    def heartbeat(
+        self, life: WorkerLife, load: WorkerLoad, now: float, counters: WorkerCounters = NO_WORK
+    ) -> bool:
+        """Takes a sign of life; false where this life isn't known. A draining worker drains to its end."""
         known = self.find(life)
         if known is None:
             return False
-        self._workers[life.worker] = replace(known, load=load, last_seen_s=now)
+        load = replace(load, draining=load.draining or known.load.draining)
+        self._workers[life.worker] = replace(known, load=load, counters=counters, last_seen_s=now)
+        return True
+
+    def set_draining(self, life: WorkerLife, draining: bool) -> bool:
+        """Notes whether a worker takes new work; whether that is news."""
+        known = self.find(life)
+        if known is None or known.load.draining == draining:
+            return False
+        self._workers[life.worker] = replace(known, load=replace(known.load, draining=draining))
         return True
 
     def expire(self, before_s: float) -> list[RegisteredWorker]:
@@ -106,16 +128,18 @@ class Registry:
             self._forget(worker)
         return silent
 
-    def record_verdict(self, key: PairKey, verdict: Verdict) -> None:
+    def record_verdict(
+        self, key: PairKey, verdict: Verdict, transport: TransportChoice | None = None
+    ) -> None:
         """Keeps what a pair agreed on; nothing happens if one of the two is gone."""
         if key in self._pairs:
-            self._pairs[key] = PairState(key=key, verdict=verdict)
+            self._pairs[key] = PairState(key=key, verdict=verdict, transport=transport)
 
     def set_aside(self, key: PairKey, trouble: str) -> bool:
         """Takes a pair out of use until its next verdict; false if it is unknown. A quarantine stays."""
         if key not in self._pairs:
             return False
-        self._pairs[key] = replace(self._pairs[key], verdict=None, trouble=trouble)
+        self._pairs[key] = replace(self._pairs[key], verdict=None, transport=None, trouble=trouble)
         return True
 
     def quarantine(self, key: PairKey, trouble: str, end_s: float) -> bool:
@@ -142,9 +166,11 @@ class Registry:
         return [key for key in self._pairs if self.is_due(key, now)]
 
     def is_due(self, key: PairKey, now: float) -> bool:
-        """Whether both workers live, and their pair has no verdict and isn't in quarantine."""
+        """Whether both workers live and take work, and their pair has no verdict and isn't in quarantine."""
         pair = self._pairs.get(key)
         if pair is None or pair.verdict is not None:
+            return False
+        if any(self._workers[life.worker].load.draining for life in (key.prefill, key.decode)):
             return False
         return pair.quarantine_end_s is None or pair.quarantine_end_s <= now
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.registry import PairKey, Snapshot
-from coordinator.router import Placement
+from coordinator.router import OnDecode, OnPair, OnPrefill, Placement
 from kvpact.errors import (
     ContractRefused,
     DataLoss,
@@ -46,12 +46,14 @@ class Retries:
         """Takes a failure in; whether the request may be tried again."""
         key = placement.key()
         may_retry = self._may_retry and not (isinstance(error, CORRUPTING) and self._barred)
-        if isinstance(error, Exhausted) and key is None:
-            may_retry = False  # without a handoff there is no other decode worker to ask
         if key is not None and isinstance(error, CORRUPTING):
             self._barred.add(key)
-        if key is not None and isinstance(error, Exhausted):
-            self._full.add(key.decode)
+        if isinstance(error, Exhausted):
+            match placement:
+                case OnPair(decode=decode) | OnDecode(decode=decode):
+                    self._full.add(decode.life)
+                case OnPrefill():
+                    may_retry = False  # no decode worker is full, and no other one would help
         self.failure = error
         self._may_retry = False
         return may_retry

@@ -8,9 +8,12 @@ import grpc
 
 from coordinator.fleet import HEARTBEAT_INTERVAL_S, Fleet
 from coordinator.ports import RegisteredWorker
-from kvpact.errors import BadRequest, Unavailable
 from kvpact.handoff import codec
+from kvpact.handoff.guard_transport import peer_names
+from kvpact.handoff.permissions import check_announced
+from kvpact.handoff.security_transport import Security
 from kvpact.handoff.status import answering
+from kvpact.types import WorkerLoad
 from kvpact.v1 import coordinator_pb2 as pb
 from kvpact.v1 import coordinator_pb2_grpc
 
@@ -18,15 +21,20 @@ from kvpact.v1 import coordinator_pb2_grpc
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Answers from the fleet."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, named_callers: bool) -> None:
+        """`named_callers`: connections show certificates, and workers are held to them."""
         self._fleet = fleet
+        self._named_callers = named_callers
 
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RegisterResponse:
         """Makes one life of a worker known."""
         async with answering(context):
-            self._fleet.register(_worker(request), codec.decode_load(request.load))
+            worker, load = registration_of(request)
+            if self._named_callers:
+                check_announced("Register", peer_names(context), worker.role)
+            self._fleet.register(worker, load)
         return pb.RegisterResponse(heartbeat_interval=codec.encode_seconds(HEARTBEAT_INTERVAL_S))
 
     async def Heartbeat(
@@ -34,26 +42,30 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> pb.HeartbeatResponse:
         """Takes a sign of life."""
         async with answering(context):
-            known = self._fleet.heartbeat(codec.decode_life(request.worker), codec.decode_load(request.load))
-        return pb.HeartbeatResponse(register_again=not known)
+            life = codec.decode_life(request.worker)
+            role = self._fleet.role_of(life)
+            if self._named_callers and role is not None:
+                check_announced("Heartbeat", peer_names(context), role)
+            counters = codec.decode_counters(request.counters)
+            known = self._fleet.heartbeat(life, codec.decode_load(request.load), counters)
+            obstacle = self._fleet.obstacle(life) if known else ""
+        return pb.HeartbeatResponse(register_again=not known, obstacle=obstacle)
 
 
 class CoordinatorServer:
     """Owns the gRPC server from `start` to `stop`."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, security: Security) -> None:
         self._fleet = fleet
+        self._security = security
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
         """Binds (0 is any port) and serves; gives host:port. Raises Unavailable if the address is taken."""
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        servicer = CoordinatorServicer(self._fleet)
+        server = self._security.make_server([("grpc.so_reuseport", 0)])
+        servicer = CoordinatorServicer(self._fleet, named_callers=self._security.encrypted)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, server)
-        try:
-            bound = server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise Unavailable(f"can't bind {host}:{port}; is another process on that port?") from error
+        bound = self._security.bind(server, f"{host}:{port}")
         await server.start()
         self._server = server
         return f"{host}:{bound}"
@@ -65,13 +77,13 @@ class CoordinatorServer:
             self._server = None
 
 
-def _worker(request: pb.RegisterRequest) -> RegisteredWorker:
-    if not request.endpoint:
-        raise BadRequest("endpoint is empty; expected host:port", param="endpoint")
-    return RegisteredWorker(
+def registration_of(request: pb.RegisterRequest) -> tuple[RegisteredWorker, WorkerLoad]:
+    """A worker and its load, checked. Raises BadRequest that names the field."""
+    worker = RegisteredWorker(
         life=codec.decode_life(request.worker),
         role=codec.decode_role(request.role),
-        endpoint=request.endpoint,
+        endpoint=codec.decode_endpoint(request.endpoint),
         contract=codec.decode_contract(request.contract),
-        pid=request.pid,
+        pid=codec.decode_pid(request),
     )
+    return worker, codec.decode_load(request.load)

@@ -11,7 +11,7 @@ from coordinator.attempt import GenerationRequest
 from coordinator.detokenize import Detokenizer
 from coordinator.lifecycle import Lifecycle
 from coordinator.stop_strings import StopStrings
-from kvpact.handoff.messages import DecodedTokens
+from kvpact.handoff.jobs import DecodedTokens
 from kvpact.types import FinishReason
 
 

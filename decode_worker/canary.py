@@ -95,7 +95,7 @@ class EngineJudge:
         try:
             room = pool.allocate(max(0, -(-len(tokens) // size) - len(blocks)), "canary")
         except BaseException:
-            pool.free(blocks)
+            pool.free(blocks, "canary")
             raise
         request = SequenceRequest(
             token_ids=tokens,
@@ -104,6 +104,7 @@ class EngineJudge:
             table_length=terms.table_length,
             blocks=(*blocks, *room),
             computed_tokens=len(terms.token_ids),
+            blocks_holder="canary",
             stop_after_first=True,
             keep_computed=True,
             want_logits=True,

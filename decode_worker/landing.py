@@ -11,7 +11,7 @@ from kvpact.contract.contract import Contract
 from kvpact.contract.convert import Converter, RotationCache
 from kvpact.contract.convert_fast import Destination, FastConverter, serves
 from kvpact.handoff.messages import Buffer, ChunkHeader, HandoffTerms
-from kvpact.kvcache.paged_cache import PagedCache
+from kvpact.kvcache.paged_cache import PagedCache, adjacent
 from kvpact.types import BlockId, PositionRun, Verdict
 
 
@@ -22,20 +22,36 @@ class CacheLanding:
         self._cache = cache
 
     def prepare(
-        self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        writer: Contract,
+        verdict: Verdict,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        *,
+        held_tokens: int = 0,
     ) -> CacheLandingHandle:
         """A handle for one push; `verdict` is not a reject."""
-        return CacheLandingHandle(self._cache, Converter(writer, self._cache.contract), terms, blocks)
+        converter = Converter(writer, self._cache.contract)
+        return CacheLandingHandle(self._cache, converter, terms, blocks, held_tokens)
 
 
 class CacheLandingHandle:
     """One handoff's way into the cache: in one pass where that is served, else by the reference."""
 
     def __init__(
-        self, cache: PagedCache, converter: Converter, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        cache: PagedCache,
+        converter: Converter,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        held_tokens: int,
     ) -> None:
+        assert held_tokens % cache.block_size == 0, "no block is shared and written"
+        assert held_tokens % converter.writer.layout.block_size == 0, "no chunk begins in the held prefix"
         self._cache = cache
         self._converter = converter
+        self.brief = cache.device.type == "cpu" and converter.copies_blocks()
+        """Whether blocks land as they are."""
         storage, _ = cache.storage(0)
         self._fast = FastConverter(converter) if serves(converter, storage) else None
         self._blocks = torch.tensor(blocks, dtype=torch.int64)
@@ -44,7 +60,9 @@ class CacheLandingHandle:
         self._rotations = RotationCache(table_length=terms.table_length)
         self._block_size = converter.writer.layout.block_size
         layers = cache.contract.layer_count()
-        self._arrived = torch.zeros((layers, len(self._positions_T)), dtype=torch.bool)
+        self._held_tokens = held_tokens
+        self._arrived = np.zeros((layers, len(self._positions_T)), dtype=np.bool_)
+        self._arrived[:, :held_tokens] = True
         self.max_abs_error: float | None = None
         """Largest error that a lossy plan has made so far, over every number landed; None: not lossy."""
 
@@ -52,15 +70,50 @@ class CacheLandingHandle:
         """Converts the chunk's tokens and stores them in the reader's form."""
         start = header.block_start * self._block_size
         end = min(start + header.block_count * self._block_size, len(self._positions_T))
+        assert start >= self._held_tokens, "the session refuses chunks of the held prefix"
         self._arrived[header.layer, start:end] = True
-        if self._fast is None or header.key_scales or header.value_scales:
+        if header.key_scales or header.value_scales:
             self._land_by_reference(header, keys, values, start, end)
-            return
+        elif self.brief:
+            self._copy_blocks(header, keys, values)
+        elif self._fast is None:
+            self._land_by_reference(header, keys, values, start, end)
+        else:
+            self._land_in_one_pass(self._fast, header, keys, values, start, end)
+
+    def finish(self, prompt_tokens: int) -> None:
+        """Zeroes what lies behind the prompt in its last block, and what windows let stay with the writer.
+
+        Attention weights both 0, and 0 times a NaN that blocks still hold from another request isn't 0.
+        """
+        assert prompt_tokens > self._held_tokens, "the last token's block is never held"
+        self._cache.zero_tail(self._blocks, prompt_tokens)
+        slots_T = self._cache.slots(self._blocks.tolist(), 0, len(self._positions_T))
+        for layer, arrived_T in enumerate(torch.from_numpy(self._arrived).to(slots_T.device)):
+            if not arrived_T.all():
+                self._zero(layer, slots_T[~arrived_T])
+
+    def _zero(self, layer: int, slots_T: torch.Tensor) -> None:
+        rows = self._cache.rows(slots_T, self._cache.contract.group_of(layer).kv_heads).reshape(-1)
+        for storage in self._cache.storage(layer):
+            storage.view(-1, storage.shape[-1]).index_fill_(0, rows, 0)
+
+    def _copy_blocks(self, header: ChunkHeader, keys: Buffer, values: Buffer) -> None:
+        """Whole blocks; what lies behind the prompt in the last is zeroed by `finish`."""
+        start = header.block_start
+        blocks = self._block_numbers[start : start + header.block_count]
+        place = slice(int(blocks[0]), int(blocks[-1]) + 1) if adjacent(blocks) else blocks
+        for payload, stored in zip((keys, values), self._cache.octets(header.layer), strict=True):
+            stored[place] = np.frombuffer(payload, dtype=np.uint8).reshape(len(blocks), -1)
+
+    def _land_in_one_pass(
+        self, fast: FastConverter, header: ChunkHeader, keys: Buffer, values: Buffer, start: int, end: int
+    ) -> None:
         stored_keys, stored_values = self._cache.storage(header.layer)
         destination = Destination(
             keys=stored_keys, values=stored_values, blocks=self._block_numbers, first_token=start
         )
-        self._fast.convert_into(
+        fast.convert_into(
             header.layer,
             keys,
             values,
@@ -70,22 +123,6 @@ class CacheLandingHandle:
             rotations=self._rotations,
             destination=destination,
         )
-
-    def finish(self, prompt_tokens: int) -> None:
-        """Zeroes what lies behind the prompt in its last block, and what windows let stay with the writer.
-
-        Attention weights both 0, and 0 times a NaN that blocks still hold from another request isn't 0.
-        """
-        self._cache.zero_tail(self._blocks, prompt_tokens)
-        slots_T = self._cache.slots(self._blocks.tolist(), 0, len(self._positions_T))
-        for layer, arrived_T in enumerate(self._arrived.to(slots_T.device)):
-            if not arrived_T.all():
-                self._zero(layer, slots_T[~arrived_T])
-
-    def _zero(self, layer: int, slots_T: torch.Tensor) -> None:
-        rows = self._cache.rows(slots_T, self._cache.contract.group_of(layer).kv_heads).reshape(-1)
-        for storage in self._cache.storage(layer):
-            storage.view(-1, storage.shape[-1]).index_fill_(0, rows, 0)
 
     def _land_by_reference(
         self, header: ChunkHeader, keys: Buffer, values: Buffer, start: int, end: int

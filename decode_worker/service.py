@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import grpc
 
 from kvpact.handoff import codec
-from kvpact.handoff.messages import DecodedTokens, DecodeJob, PushPart
+from kvpact.handoff.jobs import DecodedTokens, DecodeJob, GenerateJob
+from kvpact.handoff.messages import PushPart
 from kvpact.handoff.port import ReaderPort
 from kvpact.handoff.status import answering
 from kvpact.v1 import decode_pb2 as pb
@@ -18,13 +19,16 @@ SERVICE = "kvpact.v1.DecodeService"
 
 
 class Decoder(Protocol):
-    """Decodes committed handoffs."""
+    """Gives output tokens. All failures are KvpactErrors; closing an iterator cancels its sequence."""
 
     def decode(self, job: DecodeJob) -> AsyncGenerator[DecodedTokens, None]:
         """Takes the handoff and yields output tokens behind the first; the last item has a finish reason.
 
-        Closing the iterator cancels the sequence; its blocks come back. All failures are KvpactErrors.
+        Closing the iterator frees the blocks.
         """
+
+    def generate(self, job: GenerateJob) -> AsyncGenerator[DecodedTokens, None]:
+        """Computes a prompt itself and yields all output tokens; the last item has a finish reason."""
 
 
 class DecodeService:
@@ -65,6 +69,17 @@ class DecodeService:
             async for item in tokens:
                 yield codec.encode_decoded_tokens(item)
 
+    async def generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Streams output tokens of a prompt that this worker computes itself."""
+        async with answering(context), aclosing(self._generated(request)) as tokens:
+            async for item in tokens:
+                yield codec.encode_generated_tokens(item)
+
+    def _generated(self, request: pb.GenerateRequest) -> AsyncGenerator[DecodedTokens, None]:
+        return self._decoder.generate(codec.decode_generate_job(request))
+
     def _tokens(self, request: pb.DecodeRequest) -> AsyncGenerator[DecodedTokens, None]:
         return self._decoder.decode(codec.decode_decode_job(request))
 
@@ -87,6 +102,9 @@ def add_decode_service(server: grpc.aio.Server, reader: ReaderPort, decoder: Dec
         "Push": grpc.stream_unary_rpc_method_handler(service.push, None, pb.PushResponse.SerializeToString),
         "Decode": grpc.unary_stream_rpc_method_handler(
             service.decode, pb.DecodeRequest.FromString, pb.DecodeResponse.SerializeToString
+        ),
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            service.generate, pb.GenerateRequest.FromString, pb.GenerateResponse.SerializeToString
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

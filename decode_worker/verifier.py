@@ -32,7 +32,11 @@ class CacheVerifier:
         """See Verifier."""
         terms = landed.terms
         places = places_to_show(
-            landed.writer, terms, nonce=landed.nonce, first_computed=landed.first_computed
+            landed.writer,
+            terms,
+            nonce=landed.nonce,
+            first_computed=landed.first_computed,
+            held=landed.held,
         )
         positions = positions_of(terms.positions)
         shown = _by_place(places, positions, witnesses)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from decode_worker.canary import EngineJudge
@@ -15,15 +14,21 @@ from kvpact.config import Config, HandoffConfig
 from kvpact.contract.compare import Policy
 from kvpact.contract.convert_fast import warm_up
 from kvpact.engine.engine import Engine
+from kvpact.handoff.capture_port import capturing
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.landing import Landing
 from kvpact.handoff.malloc import tune_malloc
 from kvpact.handoff.messages import HandoffState, WorkerDescription
+from kvpact.handoff.port import ReaderPort
 from kvpact.handoff.receiver import Receiver
+from kvpact.handoff.security_transport import make_security
+from kvpact.handoff.transport_settings import make_reader_transports
 from kvpact.handoff.trust import TakenOnTrust
+from kvpact.serving.description import describe_worker
 from kvpact.serving.engine_factory import load_engine
 from kvpact.serving.worker_transport import WorkerFront
-from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife, WorkerLoad
+from kvpact.tls import PeerRole
+from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife
 
 LANDING_THREADS = 2
 
@@ -46,8 +51,10 @@ def make_receiver(
 ) -> Receiver:
     """A receiver that lands into the cache of `engine`, with the policy and limits of a deployment.
 
-    Without `checked` it takes handoffs on trust: for laboratory runs that look at damage themselves.
+    Without `checked` it takes handoffs on trust: for laboratory runs that look at damage themselves. Then,
+    through a `landing` of the caller's, and where handoffs are captured, each prompt goes as a whole.
     """
+    whole = not checked or landing is not None or handoff.capture is not None
     return Receiver(
         life=life,
         contract=engine.contract,
@@ -57,8 +64,13 @@ def make_receiver(
         verifier=CacheVerifier(engine.cache) if checked else TakenOnTrust(),
         judge=EngineJudge(engine) if checked else None,
         clock=MonotonicClock(),
-        limits=ReceiverLimits(lease_s=handoff.lease_s, chunk_cap_bytes=handoff.chunk_cap_bytes),
+        limits=ReceiverLimits(
+            lease_s=handoff.lease_s,
+            chunk_cap_bytes=handoff.chunk_cap_bytes,
+            reuse_prefixes=engine.reuses_prefixes and not whole,
+        ),
         executor=executor,
+        transports=make_reader_transports(handoff, life),
     )
 
 
@@ -66,16 +78,20 @@ class DecodeWorker:
     """Serves from `start` to `stop`; answers WorkerService for itself."""
 
     def __init__(self, config: Config, engine: Engine, *, worker: str, coordinator: str | None) -> None:
+        security = make_security(config.tls, PeerRole.DECODE)
         self._engine = engine
         self._life = WorkerLife(worker=worker, incarnation=new_incarnation())
         self._executor = ThreadPoolExecutor(LANDING_THREADS, thread_name_prefix="kvpact-landing")
         self._receiver = make_receiver(engine, config.handoff, self._life, self._executor)
-        self._decoder = Decoder(engine, self._receiver)
+        self._capturing = capturing(self._receiver, config.handoff, worker)
+        self._reader: ReaderPort = self._capturing or self._receiver
+        self._decoder = Decoder(engine, self._receiver, self._life)
         self._front = WorkerFront(
             facts=self,
             role=config.decode,
-            add_service=lambda server: add_decode_service(server, self._receiver, self._decoder),
+            add_service=lambda server: add_decode_service(server, self._reader, self._decoder),
             coordinator=coordinator,
+            security=security,
         )
         self._draining = False
 
@@ -84,10 +100,14 @@ class DecodeWorker:
         self._engine.start()
         return await self._front.start()
 
-    async def stop(self) -> None:
-        """Ends serving, then every handoff and sequence."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Ends serving, then every handoff and sequence; `at_once`: computing first, so that calls fail."""
+        if at_once:
+            self._engine.close()
         await self._front.stop()
         self._receiver.close()
+        if self._capturing is not None:
+            await self._capturing.close()
         self._engine.close()
         self._executor.shutdown()
 
@@ -97,27 +117,23 @@ class DecodeWorker:
 
     def description(self) -> WorkerDescription:
         """Life, contract, counters and load now."""
-        computed, handoffs = self._engine.counters(), self._receiver.counters()
+        handoffs = self._receiver.counters()
         running, waiting = self._engine.load_now()
-        return WorkerDescription(
+        return describe_worker(
+            self._engine,
             life=self._life,
             role=Role.DECODE,
-            contract=self._engine.contract,
-            counters=WorkerCounters(
-                computed_prompt_tokens=computed.computed_prompt_tokens,
-                computed_output_tokens=computed.computed_output_tokens,
-                forward_steps=computed.forward_steps,
+            running_requests=running,
+            waiting_requests=waiting + self._receiver.held(),
+            draining=self._draining,
+            handoffs=WorkerCounters(
                 committed_handoffs=handoffs.committed,
                 failed_handoffs=handoffs.failed,
                 handoff_bytes=handoffs.landed_bytes,
+                prefix_query_tokens=handoffs.prefix_query_tokens,
+                prefix_hit_tokens=handoffs.prefix_hit_tokens,
             ),
-            load=WorkerLoad(
-                running_requests=running,
-                waiting_requests=waiting + self._receiver.held(),
-                blocks=self._engine.pool.counts(),
-                draining=self._draining,
-            ),
-            pid=os.getpid(),
+            quarantined_staging_bytes=self._receiver.quarantined_bytes(),
         )
 
     async def describe(self) -> WorkerDescription:
@@ -128,9 +144,11 @@ class DecodeWorker:
         """See WorkerFacts."""
         return await self._receiver.renew(handoff_id, life)
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See WorkerFacts; ends decoding as well."""
-        state = await self._receiver.release(handoff_id, reason)
+        state = await self._reader.release(handoff_id, reason, writer_stopped=writer_stopped)
         self._decoder.give_up(handoff_id)
         return state
 
@@ -140,6 +158,10 @@ class DecodeWorker:
 
     async def drain(self) -> int:
         """See WorkerFacts."""
-        self._draining = True
+        await self._front.leave()
         self._receiver.drain()
+        self._decoder.drain()
+        if not self._draining:
+            self._draining = True
+            await self._front.announce()
         return sum(self._engine.load_now()) + self._receiver.held()

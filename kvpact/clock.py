@@ -58,3 +58,8 @@ def new_nonce() -> bytes:
 def wall_time_s() -> int:
     """Seconds since the epoch, for timestamps that people read."""
     return int(time.time())
+
+
+def wall_time_ms() -> int:
+    """Milliseconds since the epoch, for names that sort by time."""
+    return time.time_ns() // 1_000_000

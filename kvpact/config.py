@@ -5,16 +5,23 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
 from kvpact.errors import BadRequest
+from kvpact.tls import TlsConfig
 from kvpact.types import AxisOrder, Dtype, KeyState, LaneOrder
 
 ENVIRONMENT_PREFIX = "KVPACT_"
+SECRETS = ("api.api_keys", "api.admin_keys")
+"""Keys whose values no message shows."""
+
+
+ApiKey = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+"""What clients send behind `Bearer `; an empty one would let in whoever sends nothing."""
 
 
 class _Part(BaseModel):
@@ -32,6 +39,17 @@ class CacheConfig(_Part):
     blocks: int = Field(default=1024, ge=2)
 
 
+class PlacementConfig(_Part):
+    """Where Ray puts the workers of one role, and what each takes; for clusters that are joined."""
+
+    labels: dict[str, str] = {}
+    """Labels that a node must have."""
+    resources: dict[str, float] = {}
+    """Custom resources that a worker takes of its node."""
+    num_cpus: float = Field(default=1.0, ge=0)
+    num_gpus: float = Field(default=0.0, ge=0)
+
+
 class RoleConfig(_Part):
     """One role's share of the settings."""
 
@@ -43,15 +61,40 @@ class RoleConfig(_Part):
     cache: CacheConfig = CacheConfig()
     override: dict[str, Any] = {}
     """Fields of the model's config to set before loading, for example rope_theta."""
+    ray: PlacementConfig = PlacementConfig()
+
+
+class CoordinatorConfig(_Part):
+    """The coordinator's gRPC side, at which workers register."""
+
+    bind: str = "127.0.0.1"
+    advertise_host: str = "127.0.0.1"
+    insecure: bool = False
+    """Allows plaintext on an address that others can reach."""
+    port: int = Field(default=0, ge=0, le=65535)
 
 
 class HandoffConfig(_Part):
     """Handoff limits and policies."""
 
     lease_s: float = Field(default=30.0, gt=0)
-    chunk_cap_bytes: int = Field(default=1 << 20, ge=1 << 12, le=3 << 20)
+    chunk_cap_bytes: int = Field(default=3 << 20, ge=1 << 12, le=3 << 20)
     on_convertible: Literal["convert", "reject"] = "convert"
     lossy: Literal["reject", "allow"] = "reject"
+    transport: Literal["auto", "grpc", "shm", "nixl"] = "auto"
+    """How payloads travel; auto picks the fastest that works between the two workers of a pair."""
+    staging_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Memory that a worker keeps for payloads beside messages: warm segments of shm, staging of nixl."""
+    drain_s: float = Field(default=60.0, gt=0)
+    capture: Path | None = None
+    """Folder to which decode workers write each handoff, prompts included; None writes nothing."""
+    capture_max_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    capture_max_files: int = Field(default=1000, ge=1)
+
+    @field_validator("capture")
+    @classmethod
+    def _resolved(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
 
 class EngineConfig(_Part):
@@ -59,6 +102,8 @@ class EngineConfig(_Part):
 
     prefill_chunk_tokens: int = Field(default=512, ge=1)
     max_sequences: int = Field(default=32, ge=1)
+    prefix_cache: bool = True
+    """Whether whole blocks of equal content are computed and sent once."""
     threads: int | None = Field(default=None, ge=1)
     compute_dtype: Dtype | None = None
 
@@ -68,7 +113,9 @@ class ApiConfig(_Part):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
+    admin_keys: tuple[ApiKey, ...] = ()
+    """For /admin. None: orders are taken from this machine alone, and a user's key opens the rest."""
     insecure: bool = False
     default_max_tokens: int = Field(default=16, ge=1)
     default_chat_max_tokens: int = Field(default=512, ge=1)
@@ -83,11 +130,15 @@ class Config(_Part):
     max_model_len: int | None = Field(default=None, ge=2)
     prefill: RoleConfig = RoleConfig()
     decode: RoleConfig = RoleConfig()
+    coordinator: CoordinatorConfig = CoordinatorConfig()
     prefill_workers: int = Field(default=1, ge=1)
     decode_workers: int = Field(default=1, ge=1)
+    local_prefill_max_tokens: int = Field(default=0, ge=0)
+    """Prompts of at most so many tokens are computed by a decode worker itself; 0: none."""
     handoff: HandoffConfig = HandoffConfig()
     engine: EngineConfig = EngineConfig()
     api: ApiConfig = ApiConfig()
+    tls: TlsConfig = TlsConfig()
 
 
 def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
@@ -140,7 +191,13 @@ def _from_environment() -> dict[str, Any]:
             nearest = difflib.get_close_matches(key, Config.model_fields, n=1)
             hint = f"; did you mean {ENVIRONMENT_PREFIX}{nearest[0].upper()}?" if nearest else ""
             raise BadRequest(f"environment variable {name} names no config key{hint}", param=name)
-    found: dict[str, Any] = EnvSettingsSource(_EnvironmentReader)()
+    try:
+        found: dict[str, Any] = EnvSettingsSource(_EnvironmentReader)()
+    except SettingsError as error:
+        example = f"""{ENVIRONMENT_PREFIX}API__API_KEYS='["KEY"]'"""
+        raise BadRequest(
+            f"environment: {error}; lists and mappings are written as JSON, such as {example}", param="config"
+        ) from error
     return found
 
 
@@ -156,7 +213,8 @@ def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         wanted = problem["msg"][:1].lower() + problem["msg"][1:]
-        return f"config key {where}: found {problem['input']!r}, {wanted}"
+        found = "what isn't shown" if where.startswith(SECRETS) else repr(problem["input"])
+        return f"config key {where}: found {found}, {wanted}"
     hint = _nearest_key(where)
     return f"config key {where} is unknown{hint}"
 

@@ -10,6 +10,7 @@
       Exhausted            no room now; carries when to try again
       DataLoss             checksum, totals, holes or witness failed
       Unavailable          draining or unreachable
+      NotPermitted         the caller's certificate is for another role than this call's
       SelfCheckFailed      the engine doesn't reproduce the model's own forward
 
 Facts are attributes; `metadata()` gives them as text for ErrorInfo. One table, ERROR_CODES, maps each class
@@ -158,6 +159,21 @@ class Unavailable(KvpactError):
     reason = "UNAVAILABLE"
 
 
+class NotPermitted(KvpactError):
+    """A call that the caller's certificate doesn't entitle it to."""
+
+    reason = "NOT_PERMITTED"
+
+    def __init__(self, message: str, *, method: str, names: str) -> None:
+        super().__init__(message)
+        self.method = method
+        self.names = names
+
+    def metadata(self) -> dict[str, str]:
+        """The call, and the names in the caller's certificate."""
+        return {"method": self.method, "names": self.names}
+
+
 class SelfCheckFailed(KvpactError):
     """The engine doesn't reproduce the model's own forward."""
 
@@ -182,5 +198,6 @@ ERROR_CODES: dict[type[KvpactError], ErrorCode] = {
     Exhausted: ErrorCode("RESOURCE_EXHAUSTED", 429),
     DataLoss: ErrorCode("DATA_LOSS", 500),
     Unavailable: ErrorCode("UNAVAILABLE", 503),
+    NotPermitted: ErrorCode("PERMISSION_DENIED", 500),
     SelfCheckFailed: ErrorCode("FAILED_PRECONDITION", 500),
 }

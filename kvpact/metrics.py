@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvpact.types import Difference, FinishReason, Role, WorkerLoad
+from kvpact.block_metrics import BlockMetrics
+from kvpact.types import Difference, FinishReason, Role, WorkerCounters, WorkerLoad
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ERRORS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+MOST_FIELDS = 128
+"""Labels by field of a difference; workers name the fields, and there are fewer that we know."""
 
 
 class Metrics:
@@ -26,10 +29,12 @@ class Metrics:
             "itl": self._histogram("kvpact_inter_token_seconds", "Time between tokens."),
             "e2e": self._histogram("kvpact_request_seconds", "Request accepted to last token."),
         }
-        self._blocks = Gauge(
-            "kvpact_blocks",
-            "Blocks of each worker's pool.",
-            ("role", "worker", "state"),
+        self._blocks = BlockMetrics(self._registry, (model_name, "0"))
+        self._fields: set[str] = set()
+        self._quarantined = Gauge(
+            "kvpact_quarantined_staging_bytes",
+            "Staging that nobody may have, since a partner that went silent may still write into it.",
+            ("role", "worker"),
             registry=self._registry,
         )
         self._add_handoffs()
@@ -38,6 +43,9 @@ class Metrics:
 
     def _add_handoffs(self) -> None:
         self._handoffs = self._counter("kvpact_handoffs", "Handoffs that ended, by result.", ("result",))
+        self._local_prefills = self._counter(
+            "kvpact_local_prefills", "Prompts that a decode worker computed itself, without a handoff."
+        )
         self._handoff_bytes = self._counter("kvpact_handoff_bytes", "Payload bytes of committed handoffs.")
         self._handoff_s = self._histogram(
             "kvpact_handoff_seconds", "First chunk sent to commit acknowledged."
@@ -64,6 +72,12 @@ class Metrics:
             "kvpact_pair_quarantines", "Pairs put in quarantine, by the failed check's reason.", ("reason",)
         )
         self._pairs = Gauge("kvpact_pairs", "Worker pairs by verdict.", ("verdict",), registry=self._registry)
+        self._pair_transports = Gauge(
+            "kvpact_pair_transports",
+            "Usable worker pairs by how payloads travel.",
+            ("transport",),
+            registry=self._registry,
+        )
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, text, labels, registry=self._registry)
@@ -90,6 +104,10 @@ class Metrics:
         """
         self._handoffs.labels(result).inc()
 
+    def prefilled_locally(self) -> None:
+        """Counts one prompt that a decode worker computed itself."""
+        self._local_prefills.inc()
+
     def witnesses_refused(self) -> None:
         """Counts one handoff whose witnesses didn't hold."""
         self._witness_checks.labels("failed").inc()
@@ -105,7 +123,11 @@ class Metrics:
     def differences_found(self, differences: Iterable[Difference]) -> None:
         """Counts the differences of one verdict."""
         for difference in differences:
-            self._differences.labels(difference.field, difference.action.value).inc()
+            field = difference.field
+            if field not in self._fields and len(self._fields) >= MOST_FIELDS:
+                field = "other"
+            self._fields.add(field)
+            self._differences.labels(field, difference.action.value).inc()
 
     def request_started(self, *, prompt_tokens: int, max_output_tokens: int) -> None:
         """Counts one prompt that is about to be computed."""
@@ -152,17 +174,36 @@ class Metrics:
         """Counts one HTTP request that was answered by an error."""
         self._requests.labels(endpoint, "", code).inc()
 
-    def exposition(self, *, pairs: Iterable[str], loads: Iterable[tuple[Role, str, WorkerLoad]]) -> bytes:
-        """All metrics as text. `pairs`: PairState's words; `loads`: (role, worker, load)."""
+    def exposition(
+        self,
+        *,
+        pairs: Iterable[str],
+        loads: Iterable[tuple[Role, str, WorkerLoad]],
+        transports: Iterable[str] = (),
+        counters: Iterable[tuple[Role, str, WorkerCounters]] = (),
+    ) -> bytes:
+        """All metrics as text.
+
+        Args:
+            pairs: PairState's words.
+            loads: (role, worker, load), the worker by the name to show.
+            transports: their names, one for each pair that has settled on one.
+            counters: (role, worker, work of its life), the worker by its own name.
+        """
+        loads = tuple(loads)
+        self._blocks.set_loads(loads)
+        self._blocks.add_counters(counters)
+        self._pair_transports.clear()
+        for name in transports:
+            self._pair_transports.labels(name).inc()
         self._pairs.clear()
         for word in pairs:
             self._pairs.labels(word).inc()
-        self._blocks.clear()
+        self._quarantined.clear()
         waiting, used, total = 0, 0, 0
         for role, worker, load in loads:
             free = load.blocks.free
-            self._blocks.labels(role.value, worker, "free").set(free)
-            self._blocks.labels(role.value, worker, "used").set(load.blocks.total - free)
+            self._quarantined.labels(role.value, worker).set(load.quarantined_staging_bytes)
             waiting += load.waiting_requests
             if role is Role.DECODE:
                 used, total = used + load.blocks.total - free, total + load.blocks.total

@@ -87,16 +87,6 @@ class Dtype(StrEnum):
     INT8 = "int8"
 
 
-DTYPE_BYTES = {
-    Dtype.FLOAT32: 4,
-    Dtype.FLOAT16: 2,
-    Dtype.BFLOAT16: 2,
-    Dtype.FLOAT8_E4M3: 1,
-    Dtype.FLOAT8_E5M2: 1,
-    Dtype.INT8: 1,
-}
-
-
 class QuantizationScheme(StrEnum):
     """How stored numbers map to real ones."""
 
@@ -259,10 +249,13 @@ class PositionRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:
-    """Blocks of one pool."""
+    """Blocks of one pool. A free one may be `cached`: its content can be reused until it is handed out."""
 
     free: int
     total: int
+    held: tuple[tuple[str, int], ...] = ()
+    """Blocks by holder, such as ("sequence", 3); one with several holders counts for each."""
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,11 +266,16 @@ class WorkerLoad:
     waiting_requests: int
     blocks: BlockCounts
     draining: bool
+    quarantined_staging_bytes: int = 0
+    """Memory for payloads beside messages that nobody may have, since a partner might still write into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounters:
-    """Work of one process life. Self-check and canary tokens are not counted."""
+    """Work of one process life. Self-check and canary tokens are not counted.
+
+    Prefix tokens: prompt tokens that were looked up among cached blocks, and those that were found.
+    """
 
     computed_prompt_tokens: int = 0
     computed_output_tokens: int = 0
@@ -285,6 +283,8 @@ class WorkerCounters:
     committed_handoffs: int = 0
     failed_handoffs: int = 0
     handoff_bytes: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

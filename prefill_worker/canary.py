@@ -65,11 +65,11 @@ class Canary:
             async with sender.reserved(terms, SAMPLING.max_output_tokens) as handoff:
                 request = replace(_request(terms), witness_places=handoff.places_to_show())
                 async with Computation(self._engine, terms.handoff_id, request) as computation:
-                    _, committed = await computation.send(handoff)
+                    _, sent = await computation.send(handoff)
         except DataLoss as error:
             return CanaryOutcome(passed=False, max_abs_error=math.inf, tolerance=0.0, finding=str(error))
-        assert committed is not None, "end tokens are ignored and there is room for one more token"
-        outcome = committed.receipt.canary
+        assert sent is not None, "end tokens are ignored and there is room for one more token"
+        outcome = sent.receipt.canary
         if outcome is None:
             raise DataLoss("the reader took the pair's probe and said nothing of it", check="canary")
         return outcome

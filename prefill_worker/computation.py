@@ -13,6 +13,7 @@ import torch
 from kvpact.engine.engine import Engine
 from kvpact.engine.requests import (
     ChunkComputed,
+    PrefixReused,
     SequenceFailed,
     SequenceRequest,
     TokenComputed,
@@ -21,10 +22,12 @@ from kvpact.engine.requests import (
 )
 from kvpact.engine.stream import stream
 from kvpact.errors import KvpactError, Unavailable
+from kvpact.handoff.finishing import finished
+from kvpact.handoff.jobs import FirstToken
 from kvpact.handoff.messages import Buffer, Witness
-from kvpact.handoff.sender import SendingHandoff
+from kvpact.handoff.outgoing import Shown
+from kvpact.handoff.sending import SendingHandoff, Sent
 from kvpact.types import BlockId, HandoffId, SequenceId
-from prefill_worker.jobs import Committed, FirstToken
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Computation:
         self._first: asyncio.Future[TokenComputed] = loop.create_future()
         self._to_commit: asyncio.Future[int] = loop.create_future()
         """The first token, if the sequence goes on after it."""
+        self._first_computed = 0
         self._blocks: tuple[BlockId, ...] = ()
         self._sequence_id: SequenceId | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,23 +66,23 @@ class Computation:
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for outcome in (self._first, self._to_commit):
-            if not outcome.cancel() and not outcome.cancelled():
-                outcome.exception()
-        if self._sequence_id is not None:
-            self._engine.release(self._sequence_id)
+        try:
+            await finished(asyncio.gather(*self._tasks, return_exceptions=True))
+        finally:
+            for outcome in (self._first, self._to_commit):
+                if not outcome.cancel() and not outcome.cancelled():
+                    outcome.exception()
+            if self._sequence_id is not None:
+                self._engine.release(self._sequence_id)
 
     async def first_token(self) -> FirstToken:
         """Awaits the first output token. Raises what the engine failed with."""
         token = await self._first
         return FirstToken(token_id=token.token_id, finish_reason=token.finish_reason)
 
-    async def send(self, handoff: SendingHandoff) -> tuple[FirstToken, Committed | None]:
+    async def send(self, handoff: SendingHandoff) -> tuple[FirstToken, Sent | None]:
         """Sends blocks as they are computed, then commits; no commit if the first token ends the sequence."""
-        sending = asyncio.ensure_future(
-            handoff.send(self._progress(), self._read, self._to_commit, self._shown)
-        )
+        sending = asyncio.ensure_future(handoff.send(self._progress(), self, self._to_commit, self._shown))
         either: list[asyncio.Future[Any]] = [sending, self._first]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -90,13 +94,8 @@ class Computation:
             sent = await self._unless_released(sending)
         finally:
             sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        return first, Committed(
-            receipt=sent.receipt,
-            payload_bytes=sent.payload_bytes,
-            handoff_s=sent.handoff_s,
-            exposed_s=sent.exposed_s,
-        )
+            await finished(asyncio.gather(sending, return_exceptions=True))
+        return first, sent
 
     async def _unless_released(self, sending: asyncio.Future[T]) -> T:
         """What `sending` gives; the release comes first where both happened."""
@@ -126,6 +125,9 @@ class Computation:
                 async for event in events:
                     self._sequence_id = event.sequence_id
                     match event:
+                        case PrefixReused():
+                            self._blocks, self._first_computed = event.blocks, event.computed_tokens
+                            self._computed.put_nowait(event.computed_tokens)
                         case ChunkComputed():
                             self._blocks = event.blocks
                             self._computed.put_nowait(event.computed_tokens)
@@ -154,9 +156,9 @@ class Computation:
             yield computed
         await self._first
 
-    def _shown(self) -> tuple[Witness, ...]:
+    def _shown(self) -> Shown:
         positions = self._request.positions
-        return tuple(
+        rows = tuple(
             Witness(
                 layer=row.place.layer,
                 position=row.place.token if positions is None else positions[row.place.token],
@@ -166,7 +168,22 @@ class Computation:
             )
             for row in self._witnesses
         )
+        return Shown(rows=rows, first_computed_tokens=self._first_computed)
+
+    def __call__(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
+        """See BlockReader."""
+        return self._read(layer, blocks)
+
+    def lends(self, layer: int, blocks: range) -> bool:
+        """See BlockReader."""
+        return self._engine.cache.lends(self._chosen(blocks))
+
+    def into(self, layer: int, blocks: range, keys: memoryview, values: memoryview) -> None:
+        """See BlockReader."""
+        self._engine.cache.read_blocks_into(layer, self._chosen(blocks), keys, values)
 
     def _read(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
-        chosen = torch.tensor(self._blocks[blocks.start : blocks.stop], dtype=torch.int64)
-        return self._engine.cache.read_blocks(layer, chosen)
+        return self._engine.cache.read_blocks(layer, self._chosen(blocks))
+
+    def _chosen(self, blocks: range) -> torch.Tensor:
+        return torch.tensor(self._blocks[blocks.start : blocks.stop], dtype=torch.int64)

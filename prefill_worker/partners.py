@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
@@ -11,11 +12,15 @@ from typing import Protocol
 from kvpact.clock import Clock
 from kvpact.contract.contract import Contract
 from kvpact.errors import ContractRefused, DataLoss, Fenced
+from kvpact.handoff.jobs import Partner
 from kvpact.handoff.messages import CanaryOutcome
 from kvpact.handoff.port import ReaderPort
 from kvpact.handoff.sender import Sender
+from kvpact.handoff.transport_choice import GRPC, TransportChoice
+from kvpact.handoff.writer_transports import WriterTransports
 from kvpact.types import Verdict, VerdictWord, WorkerLife
-from prefill_worker.jobs import Partner
+
+logger = logging.getLogger(__name__)
 
 
 class Probe(Protocol):
@@ -45,6 +50,8 @@ class Connection:
     verdict: Verdict | None = None
     canary: CanaryOutcome | None = None
     """How the pair's probe went; None until it ran, and again after bytes of this pair were refused."""
+    transport: TransportChoice | None = None
+    """How payloads travel, once the contracts agreed."""
 
 
 class Partners:
@@ -58,6 +65,7 @@ class Partners:
         clock: Clock,
         open_port: OpenPort,
         probe: Probe | None,
+        transports: WriterTransports | None = None,
     ) -> None:
         """`probe` None: pairs are used as soon as their contracts agree; for laboratory runs."""
         self._life = life
@@ -65,6 +73,7 @@ class Partners:
         self._probe = probe
         self._clock = clock
         self._open_port = open_port
+        self._transports = transports or WriterTransports(wanted=GRPC)
         self._connections: dict[str, Connection] = {}
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """One lock for each decode worker, so that a dead one doesn't hold up the others."""
@@ -89,7 +98,8 @@ class Partners:
             verdict, canary = answer.verdict, held.canary
             if self._probe and verdict.word is not VerdictWord.REJECT and not (canary and canary.passed):
                 canary = await self._probe.run(held.sender, partner.life, answer.reader_contract)
-            paired = dataclasses.replace(held, verdict=verdict, canary=canary)
+            paired = dataclasses.replace(held, verdict=verdict, canary=canary, transport=held.sender.choice)
+            _log_choice(name, held.transport, paired.transport)
             self._connections[name] = paired
             return paired
 
@@ -139,13 +149,30 @@ class Partners:
                 return verdict
         return None
 
+    def quarantined_bytes(self) -> int:
+        """Memory for payloads that nobody may have, since a write that was given up may still read it."""
+        return self._transports.quarantined_bytes()
+
     async def close(self) -> None:
         """Closes every port."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.port.close()
+        self._transports.close()
 
     def _connect(self, partner: Partner) -> Connection:
         port = self._open_port(partner)
-        sender = Sender(port=port, life=self._life, contract=self._contract, clock=self._clock)
+        sender = Sender(
+            port=port,
+            life=self._life,
+            contract=self._contract,
+            clock=self._clock,
+            transports=self._transports,
+        )
         return Connection(partner=partner, port=port, sender=sender)
+
+
+def _log_choice(partner: str, before: TransportChoice | None, now: TransportChoice | None) -> None:
+    """Once per pair, and again when it changes."""
+    if now is not None and now != before:
+        logger.info("payloads to %s travel over %s: %s", partner, now.name, now.reason)

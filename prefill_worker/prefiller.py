@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,16 @@ from kvpact.contract.witness_places import Place
 from kvpact.engine.engine import Engine
 from kvpact.engine.requests import SequenceRequest
 from kvpact.errors import DataLoss, Fenced, Unavailable
+from kvpact.handoff.jobs import Committed, Partner, PrefillEvent, PrefillJob, Reserved
+from kvpact.handoff.sending import Sent
 from kvpact.handoff.terms import make_terms
 from kvpact.types import HandoffId, WorkerLife
 from prefill_worker.computation import Computation
-from prefill_worker.jobs import Committed, Partner, PrefillEvent, PrefillJob, Reserved
 from prefill_worker.partners import Partners
 
 RELEASED_KEPT = 4096
+OF_CONTENT = frozenset({"checksum", "witness"})
+"""Failed checks after which nothing is computed from cached blocks that were there: one may be stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,27 +139,29 @@ class Prefiller:
             token_ids=job.token_ids,
             table_length=job.table_length,
         )
-        committed, ended = None, False
+        sent, ended = None, False
         try:
             async with connection.sender.reserved(terms, job.sampling.max_output_tokens) as handoff:
                 yield Reserved(held_prefix_tokens=handoff.reservation.held_prefix_tokens)
-                request = _request(job, handoff.places_to_show())
+                request = _request(job, handoff.places_to_show)
                 async with Computation(self._engine, job.handoff_id, request, released) as computation:
-                    first, committed = await computation.send(handoff)
+                    first, sent = await computation.send(handoff)
             ended = True
-        except DataLoss:
+        except DataLoss as error:
             self._partners.doubt(partner)
+            if error.check in OF_CONTENT:
+                self._engine.forget_prefixes()
             raise
         finally:
-            self._count(committed, ended=ended)
-        if committed is not None:
-            yield committed
+            self._count(sent, ended=ended)
+        if sent is not None:
+            yield _committed(sent)
         yield first
 
-    def _count(self, committed: Committed | None, *, ended: bool) -> None:
+    def _count(self, sent: Sent | None, *, ended: bool) -> None:
         tally = self._tally
-        if committed is not None:
-            payload_bytes = tally.payload_bytes + committed.payload_bytes
+        if sent is not None:
+            payload_bytes = tally.payload_bytes + sent.payload_bytes
             self._tally = replace(tally, committed=tally.committed + 1, payload_bytes=payload_bytes)
         elif not ended:
             self._tally = replace(tally, failed=tally.failed + 1)
@@ -177,7 +182,9 @@ class Prefiller:
             )
 
 
-def _request(job: PrefillJob, shown: tuple[Place, ...] = ()) -> SequenceRequest:
+def _request(
+    job: PrefillJob, choose_witnesses: Callable[[int], tuple[Place, ...]] | None = None
+) -> SequenceRequest:
     return SequenceRequest(
         token_ids=job.token_ids,
         sampling=job.sampling,
@@ -185,7 +192,17 @@ def _request(job: PrefillJob, shown: tuple[Place, ...] = ()) -> SequenceRequest:
         output_tokens_so_far=len(job.token_ids) - job.original_prompt_tokens,
         stop_after_first=True,
         hold_blocks=job.decode is not None,
-        witness_places=shown,
+        choose_witnesses=choose_witnesses,
+    )
+
+
+def _committed(sent: Sent) -> Committed:
+    return Committed(
+        payload_bytes=sent.payload_bytes,
+        exactness=sent.receipt.exactness,
+        handoff_s=sent.handoff_s,
+        exposed_s=sent.exposed_s,
+        max_abs_error=sent.receipt.max_abs_error,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from kvpact.clock import MonotonicClock, new_handoff_id, new_incarnation
 from kvpact.config import Config
 from kvpact.engine.engine import Engine
@@ -11,9 +9,13 @@ from kvpact.errors import BadRequest, UnknownHandoff
 from kvpact.handoff.grpc_transport import GrpcReaderPort
 from kvpact.handoff.malloc import tune_malloc
 from kvpact.handoff.messages import HandoffState, WorkerDescription
+from kvpact.handoff.security_transport import make_security
+from kvpact.handoff.transport_settings import make_writer_transports
+from kvpact.serving.description import describe_worker
 from kvpact.serving.engine_factory import load_engine
 from kvpact.serving.worker_transport import WorkerFront
-from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife, WorkerLoad
+from kvpact.tls import PeerRole
+from kvpact.types import ContractDigest, HandoffId, Role, Verdict, WorkerCounters, WorkerLife
 from prefill_worker.canary import Canary
 from prefill_worker.partners import Partners
 from prefill_worker.prefiller import Prefiller
@@ -30,14 +32,16 @@ class PrefillWorker:
     """Serves from `start` to `stop`; answers WorkerService for itself."""
 
     def __init__(self, config: Config, engine: Engine, *, worker: str, coordinator: str | None) -> None:
+        security = make_security(config.tls, PeerRole.PREFILL)
         self._engine = engine
         self._life = WorkerLife(worker=worker, incarnation=new_incarnation())
         self._partners = Partners(
             life=self._life,
             contract=engine.contract,
             clock=MonotonicClock(),
-            open_port=lambda partner: GrpcReaderPort(partner.endpoint, partner.life),
+            open_port=lambda partner: GrpcReaderPort(partner.endpoint, partner.life, security=security),
             probe=Canary(engine, self._life, new_handoff_id),
+            transports=make_writer_transports(config.handoff, self._life, encrypted=security.encrypted),
         )
         self._prefiller = Prefiller(
             engine=engine, life=self._life, partners=self._partners, slots=config.engine.max_sequences
@@ -47,6 +51,7 @@ class PrefillWorker:
             role=config.prefill,
             add_service=lambda server: add_prefill_service(server, self._prefiller, self._partners),
             coordinator=coordinator,
+            security=security,
         )
 
     async def start(self) -> str:
@@ -54,8 +59,10 @@ class PrefillWorker:
         self._engine.start()
         return await self._front.start()
 
-    async def stop(self) -> None:
-        """Ends serving, then every handoff and computation."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Ends serving, then handoffs and computations; `at_once`: computing first, so that calls fail."""
+        if at_once:
+            self._engine.close()
         await self._front.stop()
         await self._partners.close()
         self._engine.close()
@@ -66,27 +73,21 @@ class PrefillWorker:
 
     def description(self) -> WorkerDescription:
         """Life, contract, counters and load now."""
-        computed, tally = self._engine.counters(), self._prefiller.tally()
+        tally = self._prefiller.tally()
         running, waiting = self._engine.load_now()
-        return WorkerDescription(
+        return describe_worker(
+            self._engine,
             life=self._life,
             role=Role.PREFILL,
-            contract=self._engine.contract,
-            counters=WorkerCounters(
-                computed_prompt_tokens=computed.computed_prompt_tokens,
-                computed_output_tokens=computed.computed_output_tokens,
-                forward_steps=computed.forward_steps,
+            running_requests=running,
+            waiting_requests=max(waiting, self._prefiller.jobs() - running),
+            draining=self._prefiller.draining,
+            handoffs=WorkerCounters(
                 committed_handoffs=tally.committed,
                 failed_handoffs=tally.failed,
                 handoff_bytes=tally.payload_bytes,
             ),
-            load=WorkerLoad(
-                running_requests=running,
-                waiting_requests=max(waiting, self._prefiller.jobs() - running),
-                blocks=self._engine.pool.counts(),
-                draining=self._prefiller.draining,
-            ),
-            pid=os.getpid(),
+            quarantined_staging_bytes=self._partners.quarantined_bytes(),
         )
 
     async def describe(self) -> WorkerDescription:
@@ -100,7 +101,9 @@ class PrefillWorker:
             handoff_id=handoff_id,
         )
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See WorkerFacts; ends the computation."""
         return HandoffState.RESERVED if self._prefiller.give_up(handoff_id) else None
 
@@ -113,4 +116,9 @@ class PrefillWorker:
 
     async def drain(self) -> int:
         """See WorkerFacts."""
-        return self._prefiller.drain()
+        await self._front.leave()
+        is_news = not self._prefiller.draining
+        self._prefiller.drain()
+        if is_news:
+            await self._front.announce()
+        return self._prefiller.jobs()

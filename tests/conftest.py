@@ -15,7 +15,10 @@ from hypothesis import settings
 # No test asks a hub; a checkpoint comes from an installed package or is made on the spot.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-FOLDERS = ("unit", "property", "contract", "cluster", "repo")
+# Tells the tests alone where schemas lie; kvpact refuses a KVPACT_ variable that names no setting.
+CRDS_FOLDER = os.environ.pop("KVPACT_CRDS", "")
+
+FOLDERS = ("unit", "property", "contract", "cluster", "k8s", "repo")
 GRACE_S = 5.0
 """How long a thread or task that was told to end may take."""
 

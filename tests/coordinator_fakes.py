@@ -14,11 +14,13 @@ import grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from coordinator.coordinator import Coordinator
+from coordinator.scaling import Crew
 from kvpact.clock import ManualClock
 from kvpact.config import ApiConfig, Config
 from kvpact.errors import KvpactError, Unavailable
 from kvpact.handoff import codec
-from kvpact.handoff.messages import CanaryOutcome, DecodedTokens, WorkerDescription
+from kvpact.handoff.jobs import DecodedTokens, DecodeJob, GenerateJob, Paired
+from kvpact.handoff.messages import CanaryOutcome, WorkerDescription
 from kvpact.handoff.status import answering
 from kvpact.handoff.verdict_codec import EXACTNESSES
 from kvpact.types import (
@@ -181,6 +183,7 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
         self.contract = make_contract()
         self.requests: list[Any] = []
         self.released: list[tuple[bytes, str]] = []
+        self.drains = 0
         self.released_now = asyncio.Event()
         self._seen = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -238,6 +241,10 @@ class FakeWorker(handoff_pb2_grpc.WorkerServiceServicer):
         self._seen.set()
         return handoff_pb2.ReleaseResponse()
 
+    async def Drain(self, request: Any, context: Any) -> Any:
+        self.drains += 1
+        return handoff_pb2.DrainResponse(running_requests=self.load.running_requests)
+
     async def Describe(self, request: Any, context: Any) -> Any:
         return codec.encode_description(
             WorkerDescription(
@@ -292,9 +299,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
             self.script.check_reachable(codec.decode_life(request.decode))
         verdict = self.verdicts(request.decode.worker)
         canary = self.canaries.pop(0) if self.canaries else None
-        return prefill_pb2.ConnectResponse(
-            verdict=codec.encode_verdict(verdict), canary=codec.encode_canary(canary)
-        )
+        return codec.encode_paired(Paired(verdict=verdict, canary=canary))
 
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
         ended = False
@@ -335,6 +340,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         """Tokens of its own after which a stream fails, once."""
         self.hold_after: int | None = None
         """Tokens of its own after which a stream waits for `go_on`."""
+        self.local_requests: list[Any] = []
+        """Of `requests`, the prompts that it was to compute itself."""
         self.go_on = asyncio.Event()
         self.outputs = script.output
 
@@ -346,15 +353,27 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         try:
             async with answering(context):
                 self.take(request)
-                async for tokens in self._tokens(request):
+                async for tokens in self._tokens(codec.decode_decode_job(request)):
                     yield codec.encode_decoded_tokens(tokens)
             ended = True
         finally:
             if not ended:
                 self.cancelled.set()
 
-    async def _tokens(self, request: Any) -> AsyncIterator[DecodedTokens]:
-        job = codec.decode_decode_job(request)
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        ended = False
+        try:
+            async with answering(context):
+                self.local_requests.append(request)
+                self.take(request)
+                async for tokens in self._tokens(codec.decode_generate_job(request)):
+                    yield codec.encode_generated_tokens(tokens)
+            ended = True
+        finally:
+            if not ended:
+                self.cancelled.set()
+
+    async def _tokens(self, job: DecodeJob | GenerateJob) -> AsyncIterator[DecodedTokens]:
         index = len(job.token_ids) - job.original_prompt_tokens
         sent, reason = 0, None
         while reason is None:
@@ -408,12 +427,18 @@ async def fake_cluster(
     decode: int = 1,
     register: bool = True,
     prepare: Callable[[FakeCluster], None] = lambda cluster: None,
+    local_prefill_max_tokens: int = 0,
+    crew: Crew | None = None,
     **api: Any,
 ) -> AsyncIterator[FakeCluster]:
     """Starts everything on free ports and ends it; `prepare` may change the fakes before they register."""
-    config = Config(model="fake", api=ApiConfig(port=0, **api))
+    config = Config(
+        model="fake",
+        api=ApiConfig(port=0, **api),
+        local_prefill_max_tokens=local_prefill_max_tokens,
+    )
     clock = ManualClock()  # fakes don't beat and must not expire
-    coordinator = Coordinator(config, folder, clock=clock)
+    coordinator = Coordinator(config, folder, clock=clock, crew=crew)
     http_port, endpoint = await coordinator.start()
     script = Script()
     cluster = FakeCluster(

@@ -6,9 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-
-import grpc
+from dataclasses import dataclass, field, replace
 
 from decode_worker.service import add_decode_service
 from kvpact.clock import ManualClock
@@ -19,11 +17,10 @@ from kvpact.handoff.chunks import LayerBlocks, block_count, layer_blocks
 from kvpact.handoff.grpc_transport import GrpcReaderPort
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
+from kvpact.handoff.jobs import DecodedTokens, DecodeJob
 from kvpact.handoff.messages import (
     Buffer,
     ChunkHeader,
-    DecodedTokens,
-    DecodeJob,
     HandoffState,
     HandoffTerms,
     PushPart,
@@ -32,10 +29,14 @@ from kvpact.handoff.messages import (
 from kvpact.handoff.outgoing import Outgoing
 from kvpact.handoff.port import ReaderPort
 from kvpact.handoff.receiver import Receiver
+from kvpact.handoff.regions import Carrier
+from kvpact.handoff.security_transport import PLAINTEXT
 from kvpact.handoff.sender import Sender
 from kvpact.handoff.service import add_worker_service
 from kvpact.handoff.terms import make_terms
+from kvpact.handoff.transport_choice import TransportChoice
 from kvpact.handoff.trust import CanaryJudge, TakenOnTrust, Verifier
+from kvpact.handoff.writer_transports import WriterTransports
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.types import (
     BlockId,
@@ -77,7 +78,13 @@ class FakeLanding:
         self.failure: Exception | None = None
 
     def prepare(
-        self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        writer: Contract,
+        verdict: Verdict,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        *,
+        held_tokens: int = 0,
     ) -> FakeLandingHandle:
         """See Landing."""
         self.blocks[terms.handoff_id] = tuple(blocks)
@@ -93,6 +100,7 @@ class FakeLandingHandle:
     terms: HandoffTerms
     sizes: dict[int, LayerBlocks]
     max_abs_error: float | None = None
+    brief: bool = False
 
     def land(self, header: ChunkHeader, keys: Buffer, values: Buffer) -> None:
         """See LandingHandle."""
@@ -172,6 +180,14 @@ class FakeCache:
         self.running -= 1
         return memoryview(keys), memoryview(values)
 
+    def lends(self, layer: int, blocks: range) -> bool:
+        """See BlockReader. Every read can be held open, so none is the loop's."""
+        return False
+
+    def into(self, layer: int, blocks: range, keys: memoryview, values: memoryview) -> None:
+        """See BlockReader."""
+        keys[:], values[:] = self(layer, blocks)
+
     def block(self, layer: int, block: int) -> tuple[bytes, bytes]:
         """Keys and values of one block."""
         size = self._sizes[layer]
@@ -194,7 +210,7 @@ class FakeDecoder:
             yield DecodedTokens(token_ids=(taken.first_token_id, taken.first_token_id), finish_reason=None)
             yield DecodedTokens(token_ids=(taken.next_position,), finish_reason=FinishReason.LENGTH)
         finally:
-            self._pool.free(taken.blocks)
+            self._pool.free(taken.blocks, "sequence")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,6 +227,10 @@ class FakeReader:
 
     async def describe(self) -> WorkerDescription:
         """See WorkerFacts."""
+        return self.description()
+
+    def description(self) -> WorkerDescription:
+        """See ServedFacts."""
         load = WorkerLoad(running_requests=0, waiting_requests=0, blocks=self.pool.counts(), draining=False)
         counters = WorkerCounters(committed_handoffs=self.receiver.counters().committed)
         return WorkerDescription(
@@ -221,9 +241,11 @@ class FakeReader:
         """See WorkerFacts."""
         return await self.receiver.renew(handoff_id, life)
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See WorkerFacts."""
-        return await self.receiver.release(handoff_id, reason)
+        return await self.receiver.release(handoff_id, reason, writer_stopped=writer_stopped)
 
     async def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
         """See WorkerFacts."""
@@ -257,13 +279,17 @@ def make_reader(
     limits: ReceiverLimits | None = None,
     verifier: Verifier | None = None,
     judge: CanaryJudge | None = None,
+    life: WorkerLife = READER,
 ) -> FakeReader:
-    """A receiver over 64 blocks, leases of 30 s, no blocks kept for growth, that checks no witness."""
+    """A receiver over 64 blocks, leases of 30 s, no blocks kept for growth, that checks no witness.
+
+    Each prompt lands as a whole, since FakeLanding knows blocks by their handoff.
+    """
     contract = contract or make_contract()
     clock, pool, landing = ManualClock(), BlockPool(blocks), FakeLanding()
     alarms = FakeAlarms(clock)
     receiver = Receiver(
-        life=READER,
+        life=life,
         contract=contract,
         policy=policy or Policy(),
         pool=pool,
@@ -271,11 +297,17 @@ def make_reader(
         verifier=verifier or TakenOnTrust(),
         judge=judge,
         clock=clock,
-        limits=limits or ReceiverLimits(growth_watermark_blocks=0),
+        limits=limits or ReceiverLimits(growth_watermark_blocks=0, reuse_prefixes=False),
         call_later=alarms.call_later,
     )
     return FakeReader(
-        contract=contract, clock=clock, alarms=alarms, pool=pool, landing=landing, receiver=receiver
+        contract=contract,
+        clock=clock,
+        alarms=alarms,
+        pool=pool,
+        landing=landing,
+        receiver=receiver,
+        life=life,
     )
 
 
@@ -290,16 +322,39 @@ class Wire:
     asleep: list[asyncio.Future[None]] = field(default_factory=list)
     """Renewals that wait; a test ends one by setting its result."""
     fell_asleep: asyncio.Event = field(default_factory=asyncio.Event)
+    transports: WriterTransports | None = None
+    agreed: tuple[TransportChoice | None, Carrier | None] = (None, None)
+    """How payloads travel; None: in the messages."""
+    loaded: list[Outgoing] = field(default_factory=list)
 
-    def sender(self, port: ReaderPort | None = None) -> Sender:
+    def sender(self, port: ReaderPort | None = None, life: WorkerLife = WRITER) -> Sender:
         """A sender whose renewals wait until the test lets them go on."""
-        return Sender(
-            port=port or self.port, life=WRITER, contract=self.contract, clock=self.clock, sleep=self._sleep
+        sender = Sender(
+            port=port or self.port,
+            life=life,
+            contract=self.contract,
+            clock=self.clock,
+            sleep=self._sleep,
+            transports=self.transports,
         )
+        sender.choice, sender._carrier = self.agreed
+        return sender
+
+    async def load(self, outgoing: Outgoing) -> None:
+        """Makes its payloads travel as this wire's do, until `unload`."""
+        carrier = self.agreed[1]
+        if carrier is not None:
+            await outgoing.load(carrier)
+            self.loaded.append(outgoing)
+
+    def unload(self) -> None:
+        """Ends the regions of what was made without a sender."""
+        while self.loaded:
+            self.loaded.pop().unload(acknowledged=True)
 
     def terms(self, *, prompt_tokens: int = 40, number: int = 1, table_length: int = 128) -> HandoffTerms:
         """Terms of a prompt 0, 1, 2 ..."""
-        return make_terms(
+        terms = make_terms(
             handoff_id=make_handoff_id(number),
             writer=WRITER,
             reader=READER,
@@ -308,6 +363,8 @@ class Wire:
             token_ids=range(prompt_tokens),
             table_length=table_length,
         )
+        choice = self.agreed[0]
+        return terms if choice is None else replace(terms, transport=choice.name)
 
     async def _sleep(self, seconds: float) -> None:
         waiting = asyncio.get_running_loop().create_future()
@@ -337,7 +394,7 @@ async def grpc_wire(
 ) -> AsyncIterator[Wire]:
     """Writer and reader over gRPC on 127.0.0.1 and an ephemeral port."""
     reader = reader or make_reader()
-    server = grpc.aio.server()
+    server = PLAINTEXT.make_server()
     add_decode_service(server, reader.receiver, FakeDecoder(reader.receiver, reader.pool))
     add_worker_service(server, reader)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -370,13 +427,15 @@ def first_token() -> asyncio.Future[int]:
     return token
 
 
-async def all_parts(wire: Wire, terms: HandoffTerms) -> list[PushPart]:
-    """Reserves and makes every part of a push without sending it."""
+async def all_parts(wire: Wire, terms: HandoffTerms, computed: Iterable[int] = ()) -> list[PushPart]:
+    """Reserves and makes every part of a push without sending it; `computed`: prompt tokens as they come."""
     reservation = await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
     outgoing = Outgoing(
         terms=terms, reservation=reservation, contract=wire.contract, clock=wire.clock, executor=None
     )
-    parts = outgoing.parts(progress(len(terms.token_ids)), FakeCache(wire.contract), first_token())
+    await wire.load(outgoing)
+    tokens = progress(*(computed or (len(terms.token_ids),)))
+    parts = outgoing.parts(tokens, FakeCache(wire.contract), first_token())
     return [part async for part in parts]
 
 

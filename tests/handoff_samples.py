@@ -17,6 +17,7 @@ from kvpact.contract.contract import (
 )
 from kvpact.handoff import codec
 from kvpact.handoff.chunks import chunk_checksum
+from kvpact.handoff.jobs import DecodedTokens, DecodeJob
 from kvpact.handoff.messages import (
     Adapter,
     CanaryOutcome,
@@ -24,8 +25,6 @@ from kvpact.handoff.messages import (
     ChunkHeader,
     Commit,
     CommitReceipt,
-    DecodedTokens,
-    DecodeJob,
     HandoffTerms,
     Open,
     PairAnswer,
@@ -37,7 +36,9 @@ from kvpact.handoff.messages import (
     WitnessReport,
     WorkerDescription,
 )
+from kvpact.handoff.regions import NixlRegion, ShmSegment
 from kvpact.handoff.terms import make_terms
+from kvpact.handoff.transport_choice import TransportOffer
 from kvpact.types import (
     BlockCounts,
     ContractDigest,
@@ -71,6 +72,8 @@ from tests.handoff_fakes import READER, WRITER, make_handoff_id
 WRITER_DIGEST = ContractDigest(b"a" * 32)
 READER_DIGEST = ContractDigest(b"b" * 32)
 SAMPLING = Sampling(max_output_tokens=9, stop_token_ids=frozenset({2, 0}), ignore_eos=True)
+
+SEGMENT = ShmSegment(pid=7, fd=3, size_bytes=1 << 40, token=b"t" * 16)
 
 
 def full_contract() -> Contract:
@@ -211,6 +214,9 @@ def _push(part: PushPart) -> Sample:
 
 
 LOAD = WorkerLoad(running_requests=1, waiting_requests=2, blocks=BlockCounts(free=3, total=4), draining=True)
+SHARING_LOAD = replace(
+    LOAD, blocks=BlockCounts(free=3, total=6, held=(("handoff", 1), ("sequence", 3)), cached=2)
+)
 COUNTERS = WorkerCounters(
     computed_prompt_tokens=1,
     computed_output_tokens=2,
@@ -219,12 +225,19 @@ COUNTERS = WorkerCounters(
     failed_handoffs=5,
     handoff_bytes=6,
 )
+SHARING_COUNTERS = replace(COUNTERS, prefix_query_tokens=70, prefix_hit_tokens=48)
 SAMPLES = {
     "contract": _sample(full_contract(), contract_pb2.Contract, codec.encode_contract, codec.decode_contract),
     "verdict": _sample(full_verdict(), contract_pb2.Verdict, codec.encode_verdict, codec.decode_verdict),
     "life": _sample(WRITER, handoff_pb2.Incarnation, codec.encode_life, codec.decode_life),
     "load": _sample(LOAD, handoff_pb2.WorkerLoad, codec.encode_load, codec.decode_load),
     "counters": _sample(COUNTERS, handoff_pb2.WorkerCounters, codec.encode_counters, codec.decode_counters),
+    "load_of_shared_blocks": _sample(
+        SHARING_LOAD, handoff_pb2.WorkerLoad, codec.encode_load, codec.decode_load
+    ),
+    "counters_of_prefixes": _sample(
+        SHARING_COUNTERS, handoff_pb2.WorkerCounters, codec.encode_counters, codec.decode_counters
+    ),
     "description": _sample(
         WorkerDescription(
             life=READER, role=Role.DECODE, contract=make_contract(), counters=COUNTERS, load=LOAD, pid=7
@@ -251,6 +264,42 @@ SAMPLES = {
         codec.encode_answer,
         codec.decode_answer,
     ),
+    "offer_with_trial": _sample(
+        PairOffer(
+            schema_major=1,
+            contract_digest=WRITER_DIGEST,
+            writer=WRITER,
+            reader=READER,
+            contract=b"c",
+            shm_trial=SEGMENT,
+        ),
+        decode_pb2.PairRequest,
+        codec.encode_offer,
+        codec.decode_offer,
+    ),
+    "answer_with_transports": _sample(
+        PairAnswer(
+            verdict=full_verdict(),
+            reader_contract=make_contract(),
+            transports=(
+                TransportOffer(name="shm", available=False, reason="another host"),
+                TransportOffer(name="nixl", available=True, reason="", agent=b"agent"),
+            ),
+        ),
+        decode_pb2.PairResponse,
+        codec.encode_answer,
+        codec.decode_answer,
+    ),
+    "open_of_a_segment": _push(
+        Open(handoff_id=make_handoff_id(), generation=3, contract_digest=WRITER_DIGEST, shm=SEGMENT)
+    ),
+    "chunk_in_a_region": _push(replace(full_chunk(), keys=b"", values=b"", region_offset=64)),
+    "load_in_quarantine": _sample(
+        replace(LOAD, quarantined_staging_bytes=1 << 40),
+        handoff_pb2.WorkerLoad,
+        codec.encode_load,
+        codec.decode_load,
+    ),
     "terms_of_canary": _sample(
         replace(full_terms(), canary=True), handoff_pb2.HandoffTerms, codec.encode_terms, codec.decode_terms
     ),
@@ -269,6 +318,21 @@ SAMPLES = {
         codec.encode_reservation,
         codec.decode_reservation,
     ),
+    "reservation_in_staging": _sample(
+        Reservation(
+            handoff_id=make_handoff_id(),
+            generation=3,
+            lease_s=30.5,
+            held_prefix_tokens=0,
+            chunk_cap_bytes=16 << 20,
+            transports=("nixl", "grpc"),
+            nonce=b"n" * 16,
+            nixl=NixlRegion(address=1 << 46, size_bytes=4096),
+        ),
+        handoff_pb2.Reservation,
+        codec.encode_reservation,
+        codec.decode_reservation,
+    ),
     "open": _push(Open(handoff_id=make_handoff_id(), generation=3, contract_digest=WRITER_DIGEST)),
     "chunk": _push(full_chunk()),
     "commit": _push(
@@ -279,6 +343,9 @@ SAMPLES = {
             first_token_logprob=-0.5,
             witnesses=(Witness(layer=0, position=2, raw_key=b"r", attended_key=b"k", value=b"v"),),
         )
+    ),
+    "commit_of_a_cached_prefix": _push(
+        Commit(chunk_count=2, payload_bytes=16, first_token_id=7, first_computed_tokens=16)
     ),
     "receipt": _sample(
         CommitReceipt(exactness=Exactness.LOSSY, max_abs_error=0.0, plan=full_verdict().plan),

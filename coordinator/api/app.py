@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from coordinator.api.admin import add_admin_routes
 from coordinator.api.bodies import read_body
 from coordinator.api.connection import CLIENT_LEFT
 from coordinator.api.context import ApiContext
@@ -31,8 +32,10 @@ def create_app(context: ApiContext) -> ASGIApp:
     _add_generation_routes(app, context)
     _add_model_routes(app, context)
     add_status_routes(app, context)
+    add_admin_routes(app, context)
     _add_error_handlers(app, context)
-    return Gate(app, context.config.api.api_keys, body_limit(context.model.context))
+    api = context.config.api
+    return Gate(app, api.api_keys, api.admin_keys, body_limit(context.model.context))
 
 
 def _add_generation_routes(app: FastAPI, context: ApiContext) -> None:

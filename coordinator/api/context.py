@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from coordinator.accounting import Account
@@ -15,10 +16,12 @@ from coordinator.fleet import Fleet
 from coordinator.lifecycle import Lifecycle
 from coordinator.model_folder import ModelText
 from coordinator.router import choose_pair, served_context
+from coordinator.scaling import Scaling
 from kvpact.clock import Clock
 from kvpact.config import Config
 from kvpact.errors import BadRequest, KvpactError
 from kvpact.metrics import Metrics
+from kvpact.serving.exposure import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ class ApiContext:
     metrics: Metrics
     clock: Clock
     started_s: int
+    scaling: Scaling | None = None
+    """None where workers are started by somebody else."""
 
     def check_model(self, name: str | None) -> None:
         """Raises BadRequest with code model_not_found unless the model that is served is meant."""
@@ -76,11 +81,35 @@ class ApiContext:
 
 
 def may_see_values(request: Request) -> bool:
-    """Whether a client may see contract values and worker names: it is on this machine, or showed a key."""
-    if request.state.has_key:
-        return True
-    host = request.client.host if request.client else ""
+    """Whether a client may see contract values and worker names.
+
+    Where admin keys are set it showed one; else it showed a user's key or is on this machine.
+    """
+    is_admin: bool | None = request.state.is_admin
+    if is_admin is not None:
+        return is_admin
+    return request.state.has_key or is_on_this_machine(request)
+
+
+def check_admin(request: Request) -> None:
+    """Lets operators pass: whoever showed an admin key, or, where none are set, is on this machine.
+
+    Raises:
+        HTTPException: neither; 403.
+    """
+    is_admin: bool | None = request.state.is_admin
+    if not (is_on_this_machine(request) if is_admin is None else is_admin):
+        raise HTTPException(403, "operators only: set api.admin_keys and show one, or ask from this machine")
+
+
+def is_on_this_machine(request: Request) -> bool:
+    """Whether the client's address is a loopback one, and the one that it asked for too.
+
+    A page of another site, whose name its owner lets lead here, asks for that name.
+    """
+    client = request.client.host if request.client else ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        asked = urlsplit("//" + request.headers.get("host", "")).hostname or ""
     except ValueError:
         return False
+    return is_loopback(client) and is_loopback(asked)

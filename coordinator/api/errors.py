@@ -20,6 +20,7 @@ from kvpact.errors import (
     Fenced,
     KvpactError,
     NoCompatiblePair,
+    NotPermitted,
     SelfCheckFailed,
     Unavailable,
     UnknownHandoff,
@@ -47,6 +48,7 @@ TO_STRANGERS: dict[type[KvpactError], str] = {
     Exhausted: "the workers have no room now; try again later",
     DataLoss: f"a check of the data between two workers failed; {_AGAIN}",
     Unavailable: "no workers can serve this request now; try again later",
+    NotPermitted: "the workers don't take this server's certificate",
     SelfCheckFailed: "a worker failed its check of itself",
 }
 """What clients that may see no worker names are told instead of an error's own text."""

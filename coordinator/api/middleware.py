@@ -18,7 +18,8 @@ MAX_BODY_BYTES = 16 << 20
 BYTES_BESIDE_PROMPTS = 1 << 20
 BYTES_PER_TOKEN = 16
 """JSON bytes of a token of text, escapes included, with plenty to spare."""
-GUARDED = ("/v1", "/admin")
+USERS = "/v1"
+OPERATORS = "/admin"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 
@@ -41,12 +42,18 @@ def too_large(limit: int) -> ApiError:
 
 
 class Gate:
-    """ASGI middleware. Sets scope["state"]["request_id"] and ["has_key"]."""
+    """ASGI middleware. Sets scope["state"]: request_id, has_key, is_admin (None where no admin keys are set).
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], body_limit: int) -> None:
+    Without admin keys a user's key opens what operators see as well.
+    """
+
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], admin_keys: Sequence[str], body_limit: int
+    ) -> None:
         self._app = app
         self._body_limit = body_limit
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._user_digests = _digests(api_keys)
+        self._admin_digests = _digests(admin_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,39 +62,62 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_nonce().hex()
-        has_key = self._has_key(headers.get("authorization", ""))
-        scope.setdefault("state", {}).update(request_id=request_id, has_key=has_key)
+        given_key = _bearer_digest(headers.get("authorization", ""))
+        is_admin = _is_known(given_key, self._admin_digests) if self._admin_digests else None
+        has_key = bool(is_admin) or _is_known(given_key, self._user_digests)
+        scope.setdefault("state", {}).update(request_id=request_id, has_key=has_key, is_admin=is_admin)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
-        refusal = self._refusal(scope["path"], headers, has_key=has_key)
+        refusal = self._refusal(scope["path"], headers, has_key=has_key, is_admin=is_admin)
         if refusal is not None:
             await refusal.response()(scope, receive, send_with_id)
             return
         await self._app(scope, _bounded(receive, self._body_limit), send_with_id)
 
-    def _has_key(self, authorization: str) -> bool:
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-    def _refusal(self, path: str, headers: Headers, *, has_key: bool) -> ApiError | None:
-        guarded = any(path == root or path.startswith(root + "/") for root in GUARDED)
-        if self._digests and guarded and not has_key:
-            return ApiError(
-                status=401,
-                message="a valid API key is needed: send it as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+    def _refusal(
+        self, path: str, headers: Headers, *, has_key: bool, is_admin: bool | None
+    ) -> ApiError | None:
+        if is_admin is False and _is_below(path, OPERATORS):
+            return _key_wanted("a valid admin key", "invalid_admin_key")
+        guarded = _is_below(path, USERS) or (is_admin is None and _is_below(path, OPERATORS))
+        if self._user_digests and guarded and not has_key:
+            return _key_wanted("a valid API key", "invalid_api_key")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._body_limit:
             return too_large(self._body_limit)
         return None
+
+
+def _digests(keys: Sequence[str]) -> list[bytes]:
+    return [hashlib.sha256(key.encode()).digest() for key in keys]
+
+
+def _bearer_digest(authorization: str) -> bytes | None:
+    scheme, _, key = authorization.partition(" ")
+    return hashlib.sha256(key.strip().encode()).digest() if scheme.lower() == "bearer" else None
+
+
+def _is_known(digest: bytes | None, known: Sequence[bytes]) -> bool:
+    """Compares with every known one, so that the time tells nothing."""
+    matches = [digest is not None and hmac.compare_digest(digest, each) for each in known]
+    return any(matches)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")
+
+
+def _key_wanted(what: str, code: str) -> ApiError:
+    return ApiError(
+        status=401,
+        message=f"{what} is needed: send it as `Authorization: Bearer KEY`",
+        code=code,
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:

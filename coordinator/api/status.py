@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -12,9 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from coordinator.api.context import ApiContext, may_see_values
 from coordinator.registry import PairState, WorkerState
+from kvpact.contract.identity import contract_digest
 from kvpact.contract.jsonform import verdict_to_json
 from kvpact.errors import KvpactError
 from kvpact.handoff.messages import WorkerDescription
+from kvpact.types import WorkerLife
 
 
 def add_status_routes(app: FastAPI, context: ApiContext) -> None:
@@ -28,9 +30,13 @@ def add_status_routes(app: FastAPI, context: ApiContext) -> None:
         names = _names(snapshot.workers, with_values=may_see_values(request))
         text = context.metrics.exposition(
             pairs=[pair.word() for pair in snapshot.pairs],
+            transports=[pair.transport.name for pair in snapshot.pairs if pair.transport],
             loads=[
                 (state.worker.role, name, state.load)
                 for name, state in zip(names, snapshot.workers, strict=True)
+            ],
+            counters=[
+                (state.worker.role, state.worker.life.worker, state.counters) for state in snapshot.workers
             ],
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -62,7 +68,11 @@ def _add_admin_routes(app: FastAPI, context: ApiContext) -> None:
     @app.get("/admin/pairs")
     async def pairs(request: Request) -> dict[str, Any]:
         with_values = may_see_values(request)
-        return {"pairs": [_pair(pair, with_values=with_values) for pair in context.fleet.snapshot().pairs]}
+        snapshot = context.fleet.snapshot()
+        contracts = {
+            state.worker.life: contract_digest(state.worker.contract).hex() for state in snapshot.workers
+        }
+        return {"pairs": [_pair(pair, contracts, with_values=with_values) for pair in snapshot.pairs]}
 
     @app.get("/admin/workers")
     async def workers(request: Request) -> Response:
@@ -77,7 +87,8 @@ def _names(workers: Sequence[WorkerState], *, with_values: bool) -> list[str]:
     return [state.worker.life.worker if with_values else str(place) for place, state in enumerate(workers)]
 
 
-def _pair(pair: PairState, *, with_values: bool) -> dict[str, Any]:
+def _pair(pair: PairState, contracts: Mapping[WorkerLife, str], *, with_values: bool) -> dict[str, Any]:
+    """A pair with its verdict; `contracts` are the digests of what its workers carry."""
     shown: dict[str, Any] = verdict_to_json(pair.verdict) if pair.verdict else {"verdict": pair.word()}
     if not with_values:
         hidden = ("writer", "reader", "explanation")
@@ -86,8 +97,13 @@ def _pair(pair: PairState, *, with_values: bool) -> dict[str, Any]:
             for each in shown.get("differences", [])
         ]
         return shown | {"differences": differences}
-    names = {"prefill": pair.key.prefill.worker, "decode": pair.key.decode.worker}
-    return names | {"usable": pair.usable(), "trouble": pair.trouble} | shown
+    names = {
+        "prefill": pair.key.prefill.worker,
+        "decode": pair.key.decode.worker,
+        "contracts": {"prefill": contracts.get(pair.key.prefill), "decode": contracts.get(pair.key.decode)},
+    }
+    carried = pair.transport and {"name": pair.transport.name, "reason": pair.transport.reason}
+    return names | {"usable": pair.usable(), "trouble": pair.trouble, "transport": carried} | shown
 
 
 async def _worker(context: ApiContext, state: WorkerState) -> dict[str, Any]:
@@ -98,10 +114,13 @@ async def _worker(context: ApiContext, state: WorkerState) -> dict[str, Any]:
         "role": worker.role.value,
         "incarnation": worker.life.incarnation.hex(),
         "endpoint": worker.endpoint,
+        "contract_digest": contract_digest(worker.contract).hex(),
         "pid": worker.pid,
+        "started_here": context.scaling is not None and context.scaling.owns(worker.life.worker),
     }
     try:
-        return known | _described(await context.fleet.port(worker.life).describe())
+        described = await context.fleet.port(worker.life).describe()
+        return known | _described(described) | {"obstacle": context.fleet.obstacle(worker.life) or None}
     except KvpactError as error:
         return known | {"trouble": str(error)}
 
@@ -109,7 +128,12 @@ async def _worker(context: ApiContext, state: WorkerState) -> dict[str, Any]:
 def _described(description: WorkerDescription) -> dict[str, Any]:
     counters, load = description.counters, description.load
     return {
-        "blocks": {"free": load.blocks.free, "total": load.blocks.total},
+        "blocks": {
+            "free": load.blocks.free,
+            "total": load.blocks.total,
+            "held": dict(load.blocks.held),
+            "cached": load.blocks.cached,
+        },
         "running_requests": load.running_requests,
         "waiting_requests": load.waiting_requests,
         "draining": load.draining,

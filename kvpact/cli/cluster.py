@@ -1,4 +1,4 @@
-"""A whole cluster inside one command: local Ray, coordinator in this process, workers as actors."""
+"""A whole cluster inside one command: coordinator in this process, workers as actors on Ray."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from coordinator.coordinator import Coordinator, check_exposure
-from kvpact.cli.preflight import check_address, side_contracts
+from kvpact.cli.joining import init_ray
+from kvpact.cli.preflight import check_address, check_certificates, side_contracts
 from kvpact.cli.signals import handlers_kept
 from kvpact.config import Config, EngineConfig
 from kvpact.errors import Unavailable
+from kvpact.serving.addresses import settled_host
 from kvpact.types import Role
 
 if TYPE_CHECKING:
@@ -35,37 +38,69 @@ class Cluster:
     url: str
     workers: dict[str, str]
     """Worker name -> endpoint."""
+    registration: str
+    """host:port at which further workers register."""
 
 
 @contextlib.asynccontextmanager
-async def local_cluster(config: Config, progress: Progress) -> AsyncIterator[Cluster]:
-    """Starts Ray, coordinator and workers; ends them all on leaving, whatever happened."""
+async def running_cluster(
+    config: Config, progress: Progress, *, address: str | None = None
+) -> AsyncIterator[Cluster]:
+    """Starts coordinator and workers; ends them all on leaving, whatever happened.
+
+    `address` names the Ray cluster that they join, `auto` the one on this node; None starts Ray here.
+    """
     from kvpact.engine.weights import resolve_model
 
     check_address(config.api.host, config.api.port)
     check_exposure(config.api)
+    check_certificates(config.tls, joined=address is not None)
     progress(f"model {config.model}")
     folder = resolve_model(config.model)
     side_contracts(config, folder)
-    config = config.model_copy(
-        update={
-            "model": str(folder),
-            "served_name": config.served_name or config.model.rstrip("/").rsplit("/", 1)[-1],
-            "engine": _with_threads(config),
-        }
-    )
+    config = _for_workers(config, folder, joined=address is not None)
     async with contextlib.AsyncExitStack() as stack:
-        progress("Ray")
-        supervisor = stack.enter_context(_local_ray(config))
-        coordinator = Coordinator(config, folder)
-        http_port, grpc_endpoint = await coordinator.start()
+        progress("Ray" if address is None else f"Ray at {address}")
+        supervisor = stack.enter_context(_ray(config, address))
+        coordinator = Coordinator(config, folder, crew=supervisor)
+        http_port, grpc_endpoint = await coordinator.start(
+            grpc_host=config.coordinator.bind, grpc_port=config.coordinator.port
+        )
         stack.push_async_callback(supervisor.stop)
         stack.push_async_callback(coordinator.stop)
+        grpc_port = grpc_endpoint.rpartition(":")[2]
+        grpc_endpoint = f"{settled_host(config.coordinator.advertise_host)}:{grpc_port}"
         progress(f"{config.prefill_workers} prefill and {config.decode_workers} decode workers")
         workers = await supervisor.start(grpc_endpoint)
         progress("pairing")
-        await _paired(coordinator)
-        yield Cluster(coordinator=coordinator, url=f"http://{config.api.host}:{http_port}", workers=workers)
+        if address is None:
+            await _paired(coordinator)
+        else:
+            await coordinator.wait_paired()
+        yield Cluster(
+            coordinator=coordinator,
+            url=_url(config.api.host, http_port),
+            workers=workers,
+            registration=grpc_endpoint,
+        )
+
+
+def _for_workers(config: Config, folder: Path, *, joined: bool) -> Config:
+    """Names and counts settled, so that every worker reads the same, in whatever folder it runs."""
+    served_name = config.served_name or config.model.rstrip("/").rsplit("/", 1)[-1]
+    here = {"model": str(folder), "engine": _with_threads(config)}
+    settled = {"model": _model_for_all(config.model)} if joined else here
+    return config.model_copy(update={"served_name": served_name} | settled)
+
+
+def _model_for_all(name: str) -> str:
+    """A path that holds whatever folder a worker runs in; hub ids and shipped models by their names."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _paired(coordinator: Coordinator) -> None:
@@ -92,25 +127,22 @@ def _worth_saying(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _local_ray(config: Config) -> Iterator[Supervisor]:
+def _ray(config: Config, address: str | None) -> Iterator[Supervisor]:
     import ray
 
     from coordinator.supervisor import Supervisor
     from decode_worker.actor import DecodeActor
     from prefill_worker.actor import PrefillActor
 
-    workers = config.prefill_workers + config.decode_workers
     logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_worth_saying)
+    started: dict[str, Any] = {"address": address}
+    if address is None:
+        cores = max(config.prefill_workers + config.decode_workers, os.cpu_count() or 1)
+        started = {"address": "local", "num_cpus": cores, "include_dashboard": False}
     with handlers_kept():
-        ray.init(
-            address="local",
-            num_cpus=max(workers, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
+        init_ray(**started)
     try:
-        yield Supervisor(config, {Role.PREFILL: PrefillActor, Role.DECODE: DecodeActor})
+        actor_classes = {Role.PREFILL: PrefillActor, Role.DECODE: DecodeActor}
+        yield Supervisor(config, actor_classes, joined=address is not None)
     finally:
         ray.shutdown()

@@ -71,10 +71,10 @@ def demo(
 
 
 async def _run(config: Config, prompts: list[str], max_tokens: int, *, json_output: bool) -> bool:
-    from kvpact.cli.cluster import local_cluster
+    from kvpact.cli.cluster import running_cluster
 
     with stops():
-        async with local_cluster(config, progress) as cluster:
+        async with running_cluster(config, progress) as cluster:
             return await _ask_all(cluster, prompts, max_tokens, json_output=json_output)
 
 

@@ -36,7 +36,8 @@ def picture_pair(prefill: WorkerDescription, decode: WorkerDescription, verdict:
 
 def picture_answer(prompt: str, answer: Answer) -> RenderableType:
     """A question, its answer, and what the handoff cost."""
-    cost = "one token needs no handoff"
+    alone = "nothing was handed over: the decode worker computed the prompt"
+    cost = "one token needs no handoff" if len(answer.token_ids) <= 1 else alone
     if answer.handoff_bytes is not None and answer.handoff_s is not None:
         cost = f"{answer.handoff_bytes:,} bytes handed over in {answer.handoff_s * 1000:.1f} ms"
     if answer.max_abs_error is not None:

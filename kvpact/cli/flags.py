@@ -44,7 +44,66 @@ DecodeOverrideFlag = Annotated[
     list[str] | None,
     typer.Option(metavar="K=V", help="Model config field of the decode side; may be repeated."),
 ]
+CaptureFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--capture",
+        metavar="DIR",
+        help="Folder: each handoff becomes a .kvpact file, DIR/WORKER/..., prompts included. Default: none.",
+    ),
+]
+WORKERS = "workers, each a process. Default: {}."
+PrefillWorkersFlag = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help=f"Prefill {WORKERS.format(Config().prefill_workers)}"),
+]
+DecodeWorkersFlag = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help=f"Decode {WORKERS.format(Config().decode_workers)}"),
+]
+AddressFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="Ray cluster to join: auto (the one on this node) or host:port. Default: Ray is started here.",
+    ),
+]
+TlsFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        help="Certificates to ask workers with, as `kvpact tls init` makes. Default: KVPACT_TLS__DIRECTORY.",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+Side = tuple[str | None, list[str] | None]
+"""Cache and overrides of one side, as flags give them."""
+
+
+def deployment_config(
+    model: str | None, config: Path | None, sides: tuple[Side, Side], more: dict[str, Any]
+) -> Config:
+    """As `cluster_config`; `sides` are prefill and decode, and what is None in `more` wasn't said."""
+    (prefill_cache, prefill_override), (decode_cache, decode_override) = sides
+    return cluster_config(
+        model=model,
+        config=config,
+        prefill_cache=prefill_cache,
+        decode_cache=decode_cache,
+        prefill_override=prefill_override,
+        decode_override=decode_override,
+        more=_said(more),
+    )
+
+
+def _said(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags that were given, sections without any left out."""
+    nested = {key: _said(value) if isinstance(value, dict) else value for key, value in flags.items()}
+    return {key: value for key, value in nested.items() if value is not None and value != {}}
 
 
 def cluster_config(

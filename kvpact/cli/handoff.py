@@ -1,4 +1,4 @@
-"""`kvpact handoff`: looks into a captured handoff, and judges it again for any reader."""
+"""`kvpact handoff`: looks into captured handoffs, judges them again for any reader, replays them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvpact.cli.flags import JsonFlag
-from kvpact.cli.output import print_json, reported_errors
+from kvpact.cli.flags import JsonFlag, TlsFlag
+from kvpact.cli.output import EXIT_REJECT, print_json, reported_errors
+from kvpact.errors import BadRequest
+from kvpact.types import VerdictWord
 
 if TYPE_CHECKING:
     from kvpact.contract.contract import Contract
 
-app = typer.Typer(help="Look into captured handoffs.", no_args_is_help=True)
+app = typer.Typer(help="Look into captured handoffs, replay them.", no_args_is_help=True)
 
 READER = (
     "Whom to judge for, instead of the recorded reader: contract file, model folder, config.json or name."
 )
 
+MODEL = (
+    "Model of the reader: folder, GGUF file, hub id or smollm2. Its engine lands, checks and judges. "
+    "Default: a cache of the recorded form without an engine; a canary is then judged as recorded."
+)
+CACHE = "Cache of the reader: key_state, axis_order, block_size, dtype, stored_lane_order."
+TOKENS = "Output tokens to show, the writer's first included; the others are decoded."
+
 
 @app.callback()
 def handoff() -> None:
-    """Looks into captured handoffs."""
+    """Looks into captured handoffs, replays them."""
 
 
 @app.command("show")
@@ -46,6 +55,71 @@ def show(
         from kvpact.cli.handoff_view import print_facts
 
         print_facts(str(file), facts)
+
+
+@app.command("replay")
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .kvpact file.")],
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL)] = None,
+    cache: Annotated[str | None, typer.Option(metavar="K=V,...", help=CACHE)] = None,
+    override: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Model config field; may be repeated.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, metavar="N", help=TOKENS)] = 0,
+    json_output: JsonFlag = False,
+) -> None:
+    """Gives a captured handoff to a fresh reader and says whether it ends as it was recorded.
+
+    The reader goes by the recorded name, and grants the recorded generation and nonce. Exit code 0: same
+    outcome; 20: another one; 3: a file that is damaged or of another version.
+    """
+    with reported_errors(as_json=json_output):
+        if model is None and (cache, override, tokens) != (None, None, 0):
+            raise BadRequest("--cache, --override and --tokens need --model", param="--model")
+        from kvpact.cli.handoff_replay import ReplayOrder, replay_file
+
+        replayed = replay_file(
+            ReplayOrder(file=file, model=model, cache=cache, override=override, tokens=tokens)
+        )
+        if json_output:
+            print_json({"file": str(file), **replayed.to_json()})
+        else:
+            from kvpact.cli.handoff_replay_view import print_replay
+
+            print_replay(str(file), replayed)
+    if replayed.replay.differences():
+        raise typer.Exit(EXIT_REJECT)
+
+
+@app.command("verdict")
+def verdict(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="host:port of a decode worker.")],
+    writer_digest: Annotated[
+        str, typer.Argument(metavar="WRITER_DIGEST", help="Digest of the writer's contract, hexadecimal.")
+    ],
+    reader: Annotated[
+        str | None, typer.Option(metavar="DIGEST", help="The reader's digest. Default: that of WORKER.")
+    ] = None,
+    tls: TlsFlag = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Prints the whole verdict that a decode worker gave a writer; a refusal in a log names the digests.
+
+    Exit code 0 usable, 20 reject, 2 where that worker judged no such pair.
+    """
+    with reported_errors(as_json=json_output):
+        from kvpact.cli.handoff_verdict import ask_verdict
+        from kvpact.contract.jsonform import verdict_to_json
+
+        found = ask_verdict(worker, writer_digest, reader, tls)
+        if json_output:
+            print_json(verdict_to_json(found))
+        else:
+            from kvpact.cli.contract_tables import print_verdict
+
+            print_verdict(found)
+    if found.word is VerdictWord.REJECT:
+        raise typer.Exit(EXIT_REJECT)
 
 
 def _reader_contract(text: str) -> Contract:

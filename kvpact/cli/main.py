@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvpact.cli import contract, demo, handoff, parity, up
+from kvpact.cli import batch, contract, demo, doctor, drain, handoff, parity, scale, status, tls, up
 
 # Libraries read these when a command imports them: no fork notices of gRPC, no progress bars of loaders.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -39,9 +39,15 @@ def kvpact(
 
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
+app.command("batch")(batch.batch)
+app.command("status")(status.status)
+app.command("drain")(drain.drain)
+app.command("scale")(scale.scale)
+app.command("doctor")(doctor.doctor)
 app.command("parity")(parity.parity)
 app.add_typer(contract.app, name="contract")
 app.add_typer(handoff.app, name="handoff")
+app.add_typer(tls.app, name="tls")
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from kvpact.config import HandoffConfig
 from kvpact.engine.engine import Engine
 from kvpact.handoff.capture_recorder import OnCapture, RecordingReaderPort
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
+from kvpact.handoff.jobs import Committed, DecodeJob, FirstToken, Partner, PrefillJob
 from kvpact.handoff.landing import Landing
-from kvpact.handoff.messages import CanaryOutcome, DecodeJob
+from kvpact.handoff.messages import CanaryOutcome
 from kvpact.types import FinishReason, HandoffId, Sampling, Verdict, WorkerLife
 from prefill_worker.canary import Canary
-from prefill_worker.jobs import Committed, FirstToken, Partner, PrefillJob
 from prefill_worker.partners import OwnedPort, Partners
 from prefill_worker.prefiller import Prefiller
 
@@ -73,7 +73,7 @@ class InProcessPair:
             probe=Canary(writer, self._writer_life, new_handoff_id) if checked else None,
         )
         self.prefiller = Prefiller(engine=writer, life=self._writer_life, partners=self._partners, slots=8)
-        self.decoder = Decoder(reader, self.receiver)
+        self.decoder = Decoder(reader, self.receiver, self._partner.life)
         self.canary: CanaryOutcome | None = None
 
     async def __aenter__(self) -> InProcessPair:

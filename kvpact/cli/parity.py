@@ -104,6 +104,9 @@ async def _run(config: Config, lengths: tuple[int, ...]) -> list[LegReport]:
 
     progress("loading the reference and both sides")
     reference = Reference.load(folder, config.decode.override)
+    # Every row that a report compares is computed and sent for it, and for no earlier length.
+    computing = config.engine.model_copy(update={"prefix_cache": False})
+    config = config.model_copy(update={"engine": computing})
     writer, reader = load_engine(config, config.prefill), load_engine(config, config.decode)
     for engine in (writer, reader):
         engine.start()

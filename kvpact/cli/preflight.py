@@ -13,7 +13,8 @@ from kvpact.contract.contract import Contract
 from kvpact.contract.sources.cache_choice import from_config
 from kvpact.contract.sources.huggingface import contract_from_config, override_config, read_config
 from kvpact.errors import BadRequest, Unavailable, UnreadableSource
-from kvpact.types import Role
+from kvpact.tls import PeerRole, TlsConfig
+from kvpact.types import Dtype, Role
 
 
 def check_address(host: str, port: int) -> None:
@@ -41,6 +42,18 @@ def check_address(host: str, port: int) -> None:
         ) from error
 
 
+def check_certificates(tls: TlsConfig, *, joined: bool = False) -> None:
+    """Reads the certificates of a cluster's processes: in one that is joined, workers' lie on other machines.
+
+    Raises:
+        BadRequest: one can't be used; names file and reason.
+    """
+    from kvpact.handoff.security_transport import make_security
+
+    for role in (PeerRole.COORDINATOR, *(() if joined else (PeerRole.PREFILL, PeerRole.DECODE))):
+        make_security(tls, role)
+
+
 def side_contracts(config: Config, folder: Path) -> dict[Role, Contract]:
     """Both sides' contracts from the model's config.json, with cache, overrides and context as set.
 
@@ -57,10 +70,10 @@ def side_contracts(config: Config, folder: Path) -> dict[Role, Contract]:
 
 def _contract(config: Config, given: Mapping[str, Any], role: Role) -> Contract:
     side = config.prefill if role is Role.PREFILL else config.decode
-    cache = from_config(side.cache)
+    cache, dtype = from_config(side.cache), config.engine.compute_dtype or Dtype.FLOAT32
     try:
         changed = override_config(given, side.override)
-        contract = contract_from_config(changed, cache=cache)
+        contract = contract_from_config(changed, cache=cache, compute_dtype=dtype)
     except (BadRequest, UnreadableSource) as error:
         if not side.override:
             raise
@@ -70,6 +83,8 @@ def _contract(config: Config, given: Mapping[str, Any], role: Role) -> Contract:
     if config.max_model_len is None:
         return contract
     try:
-        return contract_from_config(changed, cache=cache, context_tokens=config.max_model_len)
+        return contract_from_config(
+            changed, cache=cache, compute_dtype=dtype, context_tokens=config.max_model_len
+        )
     except BadRequest as error:
         raise BadRequest(f"--max-model-len ({role} side): {error}", param="max_model_len") from error

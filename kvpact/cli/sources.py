@@ -82,8 +82,10 @@ def parse_settings(flag: str, pairs: Sequence[str], served_by: str | None = None
     return Settings(cache=cache, config=config, context_tokens=context_tokens, served_by=served_by)
 
 
-def load_source(text: str, settings: Settings) -> Loaded:
+def load_source(text: str, settings: Settings, tls: Path | None = None) -> Loaded:
     """The contract that `text` names: a contract file, folder, config.json, GGUF, worker or model's name.
+
+    `tls` is the folder with the certificate to show to workers.
 
     Raises:
         UnreadableSource: nothing there, or not something a contract comes from.
@@ -99,7 +101,7 @@ def load_source(text: str, settings: Settings) -> Loaded:
     if is_file:
         return _from_file(text, path, settings)
     if is_address(text):
-        return _from_worker(text, settings)
+        return _from_worker(text, settings, tls)
     if text.startswith(("/", ".", "~")) or text.endswith(FILE_SUFFIXES):
         raise UnreadableSource(f"{text}: no such file or folder", source=text)
     return _from_folder(text, _resolve_model(text), settings)
@@ -160,9 +162,9 @@ def _from_contract_file(text: str, values: dict[str, Any], settings: Settings) -
     return Loaded(source=text, contract=contract, cache="file", warnings=warnings)
 
 
-def _from_worker(text: str, settings: Settings) -> Loaded:
+def _from_worker(text: str, settings: Settings, tls: Path | None) -> Loaded:
     _refuse_settings(text, settings, "a running worker: nothing can be set over what it does")
-    description = describe_worker(text)
+    description = describe_worker(text, tls)
     return Loaded(
         source=f"{text} ({description.life.worker})",
         contract=description.contract,

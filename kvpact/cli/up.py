@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvpact.cli.flags import (
+    AddressFlag,
+    CaptureFlag,
     ConfigFlag,
     DecodeCacheFlag,
     DecodeOverrideFlag,
+    DecodeWorkersFlag,
     JsonFlag,
     ModelFlag,
     PrefillCacheFlag,
     PrefillOverrideFlag,
-    cluster_config,
+    PrefillWorkersFlag,
+    deployment_config,
 )
 from kvpact.cli.output import console, print_json, progress, reported_errors, say, show
 from kvpact.cli.signals import stops
@@ -29,9 +33,12 @@ if TYPE_CHECKING:
 DEFAULTS = Config()
 PATIENT_SIGNALS = 4
 """So many after the first end requests and still let workers end in order."""
-WORKERS = "workers, each a process. Default: {}."
 HOST = f"Address of the HTTP side. Default: {DEFAULTS.api.host}."
 PORT = f"Port of the HTTP side; 0 picks one. Default: {DEFAULTS.api.port}."
+LOCAL = (
+    "Prompts of at most N tokens are computed by a decode worker itself, without a handoff. "
+    f"Default: {DEFAULTS.local_prefill_max_tokens}."
+)
 CONTEXT = "Positions to serve, in tokens. Default: all that the model has."
 
 
@@ -39,64 +46,60 @@ def up(
     *,
     model: ModelFlag = None,
     config: ConfigFlag = None,
-    prefill: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help=f"Prefill {WORKERS.format(DEFAULTS.prefill_workers)}"),
-    ] = None,
-    decode: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help=f"Decode {WORKERS.format(DEFAULTS.decode_workers)}"),
-    ] = None,
+    address: AddressFlag = None,
+    prefill: PrefillWorkersFlag = None,
+    decode: DecodeWorkersFlag = None,
     host: Annotated[str | None, typer.Option(metavar="HOST", help=HOST)] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, metavar="PORT", help=PORT)] = None,
     max_model_len: Annotated[int | None, typer.Option(min=2, metavar="TOKENS", help=CONTEXT)] = None,
+    local_prefill_max_tokens: Annotated[int | None, typer.Option(min=0, metavar="N", help=LOCAL)] = None,
     prefill_cache: PrefillCacheFlag = None,
     decode_cache: DecodeCacheFlag = None,
     prefill_override: PrefillOverrideFlag = None,
     decode_override: DecodeOverrideFlag = None,
+    capture: CaptureFlag = None,
     json_output: JsonFlag = False,
 ) -> None:
-    """Starts a local cluster and serves the OpenAI API until Ctrl-C.
+    """Starts a cluster, here or on Ray nodes that --address names, and serves the OpenAI API until Ctrl-C.
 
-    With --json one object with url and workers is printed once requests can be served or a refusal is known.
+    With --json one object with url, workers and registration, the address at which further workers register,
+    is printed once requests can be served or a refusal is known.
     """
-    api = {key: value for key, value in {"host": host, "port": port}.items() if value is not None}
-    more = {"prefill_workers": prefill, "decode_workers": decode, "max_model_len": max_model_len}
+    more = {
+        "prefill_workers": prefill,
+        "decode_workers": decode,
+        "max_model_len": max_model_len,
+        "local_prefill_max_tokens": local_prefill_max_tokens,
+        "api": {"host": host, "port": port},
+        "handoff": {"capture": capture},
+    }
     with reported_errors(as_json=json_output):
-        settings = cluster_config(
-            model=model,
-            config=config,
-            prefill_cache=prefill_cache,
-            decode_cache=decode_cache,
-            prefill_override=prefill_override,
-            decode_override=decode_override,
-            more={key: value for key, value in more.items() if value is not None}
-            | ({"api": api} if api else {}),
-        )
-        asyncio.run(_serve(settings, json_output=json_output))
+        sides = (prefill_cache, prefill_override), (decode_cache, decode_override)
+        settings = deployment_config(model, config, sides, more)
+        asyncio.run(_serve(settings, address, json_output=json_output))
 
 
-async def _serve(config: Config, *, json_output: bool) -> None:
+async def _serve(config: Config, address: str | None, *, json_output: bool) -> None:
     """Serves until SIGINT or SIGTERM; a second ends running requests; many cancel the cleaning up."""
-    from kvpact.cli.cluster import local_cluster
+    from kvpact.cli.cluster import running_cluster
 
+    if config.handoff.capture is not None:
+        say(f"kvpact: handoffs are written to {config.handoff.capture}, prompts included")
     asked = asyncio.Event()
     with contextlib.suppress(asyncio.CancelledError), stops() as steps:
-        async with local_cluster(config, progress) as cluster:
+        async with running_cluster(config, progress, address=address) as cluster:
             steps.serving(asked.set, *[cluster.coordinator.cut] * PATIENT_SIGNALS)
             _announce(cluster, json_output=json_output)
             await asked.wait()
-            _say_waiting(cluster.coordinator.running())
+            _say_waiting(cluster.coordinator.running(), config.handoff.drain_s)
 
 
-def _say_waiting(running: int) -> None:
-    from coordinator.coordinator import DRAIN_S
-
+def _say_waiting(running: int, drain_s: float) -> None:
     if not running:
         progress("stopping")
         return
     requests = "1 request" if running == 1 else f"{running} requests"
-    say(f"kvpact: waiting up to {DRAIN_S} s for {requests}; Ctrl-C again to stop now")
+    say(f"kvpact: waiting up to {drain_s:g} s for {requests}; Ctrl-C again to stop now")
 
 
 def _announce(cluster: Cluster, *, json_output: bool) -> None:
@@ -104,6 +107,7 @@ def _announce(cluster: Cluster, *, json_output: bool) -> None:
     verdict = cluster.coordinator.refusal()
     if json_output:
         facts = {"url": cluster.url, "ready": ready, "reason": why, "workers": cluster.workers}
+        facts["registration"] = cluster.registration
         print_json(facts | {"differences": _differences(verdict)})
         return
     for worker, endpoint in cluster.workers.items():

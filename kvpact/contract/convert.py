@@ -115,6 +115,11 @@ class Converter:
             layer: _work(writer, reader, layer) for group in writer.layer_groups for layer in group.layers
         }
 
+    def copies_blocks(self) -> bool:
+        """Whether each block of the writer is one of the reader as it is, byte by byte."""
+        alike = self.writer.layout == self.reader.layout
+        return alike and all(work.turn is None and work.lanes is None for work in self.work.values())
+
     def convert(
         self,
         layer: int,

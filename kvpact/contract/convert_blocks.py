@@ -13,9 +13,10 @@ from typing import TypeAlias
 import torch
 
 from kvpact.contract.contract import Contract, Layout
+from kvpact.contract.numbers import DTYPE_BYTES
 from kvpact.contract.shards import held_heads
 from kvpact.errors import DataLoss
-from kvpact.types import DTYPE_BYTES, AxisOrder, ByteOrder, Dtype, Packing
+from kvpact.types import AxisOrder, ByteOrder, Dtype, Packing
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 

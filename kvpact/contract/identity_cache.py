@@ -11,15 +11,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvpact.contract.cache_folder import cache_folder
+
 logger = logging.getLogger(__name__)
 FORM = 2
 """Grows when the digests of unchanged files change."""
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/kvpact/identity, or the same under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvpact" / "identity"
 
 
 def cache_entry(files: Sequence[Path], how: Sequence[object]) -> Path:
@@ -28,7 +24,7 @@ def cache_entry(files: Sequence[Path], how: Sequence[object]) -> Path:
     A modification time can be set back, by `cp -p` or an archive; the change time and the inode can't.
     """
     key = json.dumps([FORM, [_state(file) for file in files], [str(part) for part in how]])
-    return cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return cache_folder("identity") / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _state(file: Path) -> tuple[str, int, int, int, int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import numpy as np
 
+from kvpact.contract.field_checks import brief, is_finite
 from kvpact.errors import BadRequest
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -23,7 +23,8 @@ class Fields:
         self._where = where
         if not isinstance(values, Mapping):
             raise BadRequest(
-                f"contract field {where or 'contract'}: found {values!r}, expected an object", param=where
+                f"contract field {where or 'contract'}: found {brief(values)}, expected an object",
+                param=where,
             )
         self._values = values
         self._unread = set(values) - set(optional)
@@ -31,7 +32,7 @@ class Fields:
     def wrong(self, name: str, found: Any, expected: str) -> BadRequest:
         """The error for a field that can't be used."""
         path = self._path(name)
-        return BadRequest(f"contract field {path}: found {found!r}, expected {expected}", param=path)
+        return BadRequest(f"contract field {path}: found {brief(found)}, expected {expected}", param=path)
 
     def has(self, name: str) -> bool:
         """Whether the field is there."""
@@ -158,6 +159,6 @@ class Fields:
         return value
 
     def _number(self, name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
             raise self.wrong(name, value, "a finite number")
         return float(value)

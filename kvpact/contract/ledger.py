@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpact.contract.contract import Contract, LayerGroup, Layout
+from kvpact.contract.numbers import DTYPE_BYTES
 from kvpact.contract.reach import attended_pairs, first_reachable
 from kvpact.contract.shards import held_heads, holds_layer
 from kvpact.errors import BadRequest
-from kvpact.types import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

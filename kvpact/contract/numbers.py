@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from kvpact.contract.contract import Layout, Quantization
 from kvpact.types import Dtype, QuantizationScheme
 
+DTYPE_BYTES = {
+    Dtype.FLOAT32: 4,
+    Dtype.FLOAT16: 2,
+    Dtype.BFLOAT16: 2,
+    Dtype.FLOAT8_E4M3: 1,
+    Dtype.FLOAT8_E5M2: 1,
+    Dtype.INT8: 1,
+}
 _EXACTLY_HELD_BY = {
     Dtype.FLOAT32: frozenset({Dtype.FLOAT32}),
     Dtype.FLOAT16: frozenset({Dtype.FLOAT16, Dtype.FLOAT32}),

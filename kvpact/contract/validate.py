@@ -10,6 +10,7 @@ from kvpact.contract.field_checks import (
     require_enum,
     require_finite,
     require_positive,
+    require_size,
     require_whole,
     wrong,
 )
@@ -25,6 +26,12 @@ from kvpact.types import (
 )
 
 DIGEST_BYTES = 32
+MOST_HEADS = 4096
+"""Far beyond any model; comparing shards goes through them one by one."""
+WIDEST_ROW = 1 << 20
+MOST_LAYERS = 1024
+MOST_LENGTHS = 64
+"""Lengths at which tables change; a pair is judged anew at each."""
 
 
 def validate_contract(contract: Contract) -> None:
@@ -51,6 +58,10 @@ def validate_contract(contract: Contract) -> None:
 def _check_coverage(contract: Contract) -> None:
     layers = sorted(layer for group in contract.layer_groups for layer in group.layers)
     require(bool(layers), "layers", layers, "at least one layer")
+    require(len(layers) <= MOST_LAYERS, "layers", f"{len(layers)} layers", f"at most {MOST_LAYERS}")
+    lengths = {table.upper_length for group in contract.layer_groups for table in group.rotary.tables}
+    found, expected = f"{len(lengths)} lengths", f"at most {MOST_LENGTHS} of them"
+    require(len(lengths) <= MOST_LENGTHS, "upper_length", found, expected)
     require(layers == list(range(len(layers))), "layers", layers, "each layer from 0 on exactly once")
 
 
@@ -63,9 +74,9 @@ def _check_group(group: LayerGroup) -> None:
         require_whole("window", group.window, 1)
     else:
         require(group.window is None, "window", group.window, f"none for kind {group.kind}")
-    require_whole("kv_heads", group.kv_heads, 1)
-    require_whole("key_dim", group.key_dim, 1)
-    require_whole("value_dim", group.value_dim, 1)
+    require_size("kv_heads", group.kv_heads, MOST_HEADS)
+    require_size("key_dim", group.key_dim, WIDEST_ROW)
+    require_size("value_dim", group.value_dim, WIDEST_ROW)
     require_positive("softmax_scale", group.softmax_scale)
     if group.softcap is not None:
         require_positive("softcap", group.softcap)

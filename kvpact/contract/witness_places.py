@@ -67,12 +67,12 @@ def witness_places(
         prompt_tokens: tokens of the prompt, at least 1.
         first_tokens: layer -> the first token that the writer computes and sends of it; absent means 0.
     """
-    draw = _draws(nonce, prompt_tokens)
+    draw = draws(b"kvpact witness", nonce, prompt_tokens)
     rows = _rows_by_layer(contract, draw)
     places: list[Place] = []
     for group in contract.layer_groups:
         kinds = itertools.cycle(_KINDS)
-        for layer in _shuffled([layer for layer in group.layers if layer in rows], draw):
+        for layer in shuffled([layer for layer in group.layers if layer in rows], draw):
             first = min(first_tokens.get(layer, 0), prompt_tokens - 1)
             chosen = list(itertools.islice(kinds, rows[layer]))
             places += [
@@ -98,7 +98,7 @@ def _rows_by_layer(contract: Contract, draw: Iterator[int]) -> dict[int, int]:
             dealt[layer] = 1
             left -= held[layer]
     for count in range(1, MOST_ROWS + 1):
-        for layer in _shuffled(sorted(held), draw):
+        for layer in shuffled(sorted(held), draw):
             if dealt.get(layer, 0) < count and held[layer] <= left:
                 dealt[layer] = count
                 left -= held[layer]
@@ -121,16 +121,17 @@ def _tokens(draw: Iterator[int], first: int, end: int, kinds: Sequence[str]) -> 
     return chosen
 
 
-def _shuffled(layers: Sequence[int], draw: Iterator[int]) -> list[int]:
-    keys = [(next(draw), layer) for layer in layers]
-    return [layer for _, layer in sorted(keys)]
+def shuffled(numbers: Sequence[int], draw: Iterator[int]) -> list[int]:
+    """Distinct numbers in the draw's order."""
+    keys = [(next(draw), number) for number in numbers]
+    return [number for _, number in sorted(keys)]
 
 
-def _draws(nonce: bytes, prompt_tokens: int) -> Iterator[int]:
+def draws(purpose: bytes, nonce: bytes, prompt_tokens: int) -> Iterator[int]:
     """64-bit numbers, without end, that nobody can tell who doesn't know the nonce."""
     counter = 0
     while True:
-        text = b"kvpact witness" + prompt_tokens.to_bytes(8, "little") + counter.to_bytes(8, "little")
+        text = purpose + prompt_tokens.to_bytes(8, "little") + counter.to_bytes(8, "little")
         block = hashlib.blake2b(text, key=nonce, digest_size=64).digest()
         yield from (int.from_bytes(block[at : at + 8], "little") for at in range(0, 64, 8))
         counter += 1

@@ -25,6 +25,8 @@ class Bundle:
     """Sequences with the same number of new rows, attended in one product."""
 
     query_rows_Bt: torch.Tensor
+    first_rows: tuple[int, ...]
+    """First of each sequence's rows in the step; the others follow it."""
     key_rows_BHn: torch.Tensor
     visible_Btn: torch.Tensor
     key_rotation: Rotation | None
@@ -43,6 +45,8 @@ class GroupStep:
     rotation: Rotation | None
     """Angles of the step's rows; None for layers without rotary embedding."""
     write_rows_HT: torch.Tensor
+    written_T: torch.Tensor | None
+    """Rows of the step that are written into the cache, where not all are: others lie in it already."""
     bundles: tuple[Bundle, ...]
 
 
@@ -58,7 +62,10 @@ def attend_layer(
     q_TQD, k_THD = _to_stored_lanes(step.group, q_TQD), _to_stored_lanes(step.group, k_THD)
     q_TQD, rotated_THD = _rotate_both(step.rotation, q_TQD, k_THD)
     keeps_raw = step.group.rotary.key_state is KeyState.RAW
-    cache.put(layer, step.write_rows_HT, k_THD if keeps_raw else rotated_THD, v_THD)
+    stored_THD, values_THD = k_THD if keeps_raw else rotated_THD, v_THD
+    if step.written_T is not None:
+        stored_THD, values_THD = stored_THD[step.written_T], v_THD[step.written_T]
+    cache.put(layer, step.write_rows_HT, stored_THD, values_THD)
     out_TQD = q_TQD.new_empty((*q_TQD.shape[:2], v_THD.shape[-1]))
     for bundle in step.bundles:
         k_BHnD = cache.keys_at(layer, bundle.key_rows_BHn).to(q_TQD.dtype)
@@ -143,11 +150,11 @@ def _tap(bundle: Bundle, layer: int, k_THD: torch.Tensor, v_THD: torch.Tensor, k
     for row, tap in enumerate(bundle.taps):
         if tap is None:
             continue
-        new_rows = bundle.query_rows_Bt[row]
+        start, count = bundle.first_rows[row], bundle.query_rows_Bt.shape[1]
         rows = AttendedRows(
-            first=bundle.key_positions[row].numel() - new_rows.numel(),
-            k_tHD=k_THD[new_rows],
-            v_tHD=v_THD[new_rows],
+            first=bundle.key_positions[row].numel() - count,
+            k_tHD=k_THD[start : start + count],
+            v_tHD=v_THD[start : start + count],
             k_HnD=k_BHnD[row],
         )
         tap.take(layer, rows)

@@ -31,11 +31,18 @@ class Span:
     samples: bool
     recorder: Recorder | None = None
     tap: WitnessTap | None = None
+    stored: int | None = None
+    """Tokens that lie in the cache already: new rows below are computed and not written. None: `cached`."""
 
     @property
     def cached(self) -> int:
-        """Tokens that lie in the cache already."""
+        """Tokens before the new rows."""
         return len(self.positions) - len(self.token_ids)
+
+    @property
+    def first_written(self) -> int:
+        """First token that this step writes into the cache."""
+        return self.cached if self.stored is None else max(self.cached, self.stored)
 
 
 class Step:
@@ -53,6 +60,7 @@ class Step:
         self.token_ids_1T = torch.tensor([tokens], device=device)
         self.positions_1T = torch.tensor([new_positions], device=device)
         self.kept_rows = torch.tensor(kept, dtype=torch.int64, device=device)
+        self._written_T = self._written()
         self._by_layer: dict[int, GroupStep] = {}
         for group in cache.contract.layer_groups:
             self._by_layer.update(dict.fromkeys(group.layers, self._prepare(group)))
@@ -64,13 +72,27 @@ class Step:
         return attend_layer(self._cache, layer, self._by_layer[layer], q_TQD, k_THD, v_THD)
 
     def _prepare(self, group: LayerGroup) -> GroupStep:
-        slots = [self._cache.slots(span.blocks, span.cached, len(span.positions)) for span in self._spans]
+        slots = [
+            self._cache.slots(span.blocks, span.first_written, len(span.positions)) for span in self._spans
+        ]
         return GroupStep(
             group=group,
             rotation=_angles(group, self.positions_1T[0]),
             write_rows_HT=self._cache.rows(torch.cat(slots), group.kv_heads),
+            written_T=self._written_T,
             bundles=tuple(self._bundle(group, members) for members in self._members()),
         )
+
+    def _written(self) -> torch.Tensor | None:
+        """Rows of the step that are written; None: all of them."""
+        if all(span.first_written == span.cached for span in self._spans):
+            return None
+        rows = [
+            row
+            for start, span in zip(self._starts, self._spans, strict=True)
+            for row in range(start + span.first_written - span.cached, start + len(span.token_ids))
+        ]
+        return torch.tensor(rows, dtype=torch.int64, device=self._cache.device)
 
     def _members(self) -> list[list[int]]:
         """Spans attended together: single rows whose lengths have the same power of two, chunks alone."""
@@ -110,6 +132,7 @@ class Step:
             visible_Btn &= distance_Btn < group.window
         return Bundle(
             query_rows_Bt=query_rows_Bt,
+            first_rows=tuple(self._starts[index] for index in members),
             key_rows_BHn=cache.rows(slots_Bn, group.kv_heads),
             visible_Btn=visible_Btn,
             key_rotation=self._key_rotation(group, key_positions_Bn),

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from itertools import count, pairwise
+from dataclasses import replace
+from itertools import count
 
 import torch
 
 from kvpact.contract.contract import Contract
+from kvpact.engine.admission import Admission
 from kvpact.engine.loading import Loaded, load
+from kvpact.engine.prefix import PrefixCache
 from kvpact.engine.requests import (
     ChunkComputed,
     EngineCounters,
     EngineEvent,
     EngineSettings,
     OnEvent,
+    PrefixReused,
     SequenceFailed,
     SequenceRequest,
     TokenComputed,
     WitnessesComputed,
+    WitnessRow,
 )
 from kvpact.engine.runner import Runner
-from kvpact.engine.scheduler import Outcome, Rows, Scheduler
-from kvpact.errors import BadRequest, KvpactError, Unavailable
+from kvpact.engine.running import Outcome, Rows, Running
+from kvpact.engine.scheduler import Scheduler
+from kvpact.errors import KvpactError, Unavailable
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.kvcache.paged_cache import PagedCache
 from kvpact.types import SequenceId
@@ -40,12 +46,19 @@ class Engine:
         self.cache: PagedCache = loaded.cache
         self.model = loaded.model
         self.eos_token_ids = loaded.eos_token_ids
-        self._context_tokens = loaded.contract.model.context_tokens
+        self._prefixes = PrefixCache(self.contract, self.pool) if settings.engine.prefix_cache else None
+        self._admission = Admission(
+            vocab_size=loaded.model.vocab_size,
+            context_tokens=loaded.contract.model.context_tokens,
+            block_size=loaded.contract.layout.block_size,
+            total_blocks=self.pool.total,
+        )
         self._runner = Runner(loaded.model, loaded.cache)
         self._scheduler = Scheduler(
             pool=self.pool,
-            block_size=loaded.contract.layout.block_size,
-            context_tokens=self._context_tokens,
+            block_size=self._admission.block_size,
+            context_tokens=self._admission.context_tokens,
+            prefixes=self._prefixes,
             max_sequences=settings.engine.max_sequences,
             prefill_chunk_tokens=settings.engine.prefill_chunk_tokens,
         )
@@ -92,7 +105,7 @@ class Engine:
             BadRequest: tokens out of range, or too long for the context or the whole pool.
             Unavailable: the engine is closing. After either, the blocks are still the caller's.
         """
-        self._check(request)
+        self._admission.check(request)
         stop = request.sampling.stop_token_ids
         if not request.sampling.ignore_eos:
             stop |= self.eos_token_ids
@@ -118,10 +131,26 @@ class Engine:
         """Frees the blocks that a sequence with `hold_blocks` still holds."""
         self.cancel(sequence_id)
 
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether whole blocks of equal content are computed once."""
+        return self._prefixes is not None
+
+    def forget_prefixes(self) -> None:
+        """Makes every cached block unknown, so that nothing is computed from it any more."""
+        self.pool.forget(lambda _: True)
+
     def counters(self) -> EngineCounters:
         """Work since load."""
         with self._changed:
-            return self._counters
+            prefixes = self._prefixes
+            if prefixes is None:
+                return self._counters
+            return replace(
+                self._counters,
+                prefix_query_tokens=prefixes.query_tokens,
+                prefix_hit_tokens=prefixes.hit_tokens,
+            )
 
     def load_now(self) -> tuple[int, int]:
         """Sequences that compute and sequences that wait."""
@@ -132,6 +161,9 @@ class Engine:
         """Computes one batch on the calling thread; False if nothing can run now."""
         with self._changed:
             batch = self._scheduler.next_batch()
+            begun = self._scheduler.take_begun()
+        for sequence in begun:
+            self._report_prefix(sequence)
         if not batch:
             return False
         try:
@@ -143,6 +175,7 @@ class Engine:
             return True
         broken = tuple(rows for rows in batch if rows.samples and rows.sequence.sequence_id not in tokens)
         if broken:
+            self._forget_blocks(broken)
             self._fail(broken, KvpactError("the model's logits aren't numbers"))
             batch = tuple(rows for rows in batch if rows not in broken)
         with self._changed:
@@ -209,9 +242,8 @@ class Engine:
             )
         if outcome.token_id is None:
             return
-        if request.witness_places and rows.end == len(request.token_ids):
-            assert rows.sequence.tap is not None
-            witnesses = rows.sequence.tap.rows()
+        if rows.sequence.shown and rows.end == len(request.token_ids):
+            witnesses = self._shown_rows(rows.sequence)
             self._tell(WitnessesComputed(sequence_id=sequence_id, rows=witnesses), last=False)
         event = TokenComputed(
             sequence_id=sequence_id,
@@ -221,6 +253,24 @@ class Engine:
         )
         self._tell(event, last=outcome.finish_reason is not None or request.stop_after_first)
 
+    def _report_prefix(self, sequence: Running) -> None:
+        if not sequence.request.hold_blocks:
+            return
+        event = PrefixReused(
+            sequence_id=sequence.sequence_id,
+            computed_tokens=sequence.computed,
+            blocks=tuple(sequence.blocks),
+        )
+        self._tell(event, last=False)
+
+    def _shown_rows(self, sequence: Running) -> tuple[WitnessRow, ...]:
+        """Rows of `sequence.shown`, in order: kept ones of shared blocks and those that it computed."""
+        kept = self._prefixes.shown_rows(sequence) if self._prefixes and sequence.reused else ()
+        known = {row.place for row in kept}
+        computed = [place for place in sequence.shown if place not in known]
+        rows = kept if sequence.tap is None else (*kept, *sequence.tap.rows(computed))
+        return tuple(sorted(rows, key=lambda row: row.place))
+
     def _fail(self, batch: tuple[Rows, ...], error: Exception) -> None:
         """Ends the sequences of a forward that failed; the engine goes on with the others."""
         shown = error if isinstance(error, KvpactError) else KvpactError(f"a forward failed: {error}")
@@ -228,6 +278,11 @@ class Engine:
             failed = self._scheduler.abort(batch)
         for sequence_id in failed:
             self._tell(SequenceFailed(sequence_id=sequence_id, error=shown), last=True)
+
+    def _forget_blocks(self, batch: tuple[Rows, ...]) -> None:
+        """Makes what these sequences read and wrote unknown, so that later ones don't compute from it."""
+        blocks = {block for rows in batch for block in rows.sequence.blocks}
+        self.pool.forget(lambda entry: entry.block in blocks)
 
     def _tell(self, event: EngineEvent, *, last: bool) -> None:
         with self._changed:
@@ -241,49 +296,3 @@ class Engine:
         except Exception:
             log.exception("listener of sequence %d failed; the sequence is cancelled", event.sequence_id)
             self.cancel(event.sequence_id)
-
-    def _check(self, request: SequenceRequest) -> None:
-        tokens, sampling = request.token_ids, request.sampling
-        remaining = (
-            1 if request.stop_after_first else sampling.max_output_tokens - request.output_tokens_so_far
-        )
-        if not tokens:
-            raise BadRequest("the prompt is empty; expected at least one token", param="prompt")
-        wrong = next((token for token in tokens if not 0 <= token < self.model.vocab_size), None)
-        if wrong is not None:
-            raise BadRequest(f"token id {wrong} is outside [0, {self.model.vocab_size})", param="prompt")
-        if remaining < 1:
-            raise BadRequest(
-                f"max_tokens {sampling.max_output_tokens}: no token is left to compute", param="max_tokens"
-            )
-        _check_positions(request)
-        next_position = len(tokens) if request.positions is None else request.positions[-1] + 1
-        if next_position >= self._context_tokens:
-            raise BadRequest(
-                f"{next_position} tokens leave no room in a context of {self._context_tokens}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        block_size = self.contract.layout.block_size
-        stored = min(len(tokens) + remaining, self._context_tokens) - 1
-        if stored > self.pool.total * block_size:
-            raise BadRequest(
-                f"{stored} tokens can't fit in {self.pool.total} blocks of {block_size}; raise cache.blocks",
-                param="max_tokens",
-            )
-        assert 0 <= request.computed_tokens < len(tokens)
-        assert request.computed_tokens <= len(request.blocks) * block_size
-        assert bool(request.blocks) == bool(request.computed_tokens)
-        assert request.stop_after_first or not (request.hold_blocks or request.keep_computed)
-        assert not request.keep_computed or len(tokens) <= len(request.blocks) * block_size
-        assert all(request.computed_tokens <= place.token < len(tokens) for place in request.witness_places)
-
-
-def _check_positions(request: SequenceRequest) -> None:
-    given = request.positions
-    if given is None:
-        return
-    if len(given) != len(request.token_ids):
-        raise BadRequest(f"{len(given)} positions for {len(request.token_ids)} tokens", param="positions")
-    if given[0] < 0 or any(after <= before for before, after in pairwise(given)):
-        raise BadRequest("positions don't ascend from 0 or above", param="positions")

@@ -47,6 +47,9 @@ class SequenceRequest:
     blocks: tuple[BlockId, ...] = ()
     """Hold the keys and values of the first `computed_tokens` tokens; the engine owns them from here."""
     computed_tokens: int = 0
+    """All tokens: the last one's row is computed once more for its logits, and not written."""
+    blocks_holder: str = "sequence"
+    """Under which name the pool knows the holder of `blocks` until the engine owns them."""
     stop_after_first: bool = False
     """End after one token, whatever `sampling` still allows."""
     hold_blocks: bool = False
@@ -59,10 +62,29 @@ class SequenceRequest:
     from 0 without gaps. Tokens lie densely in `blocks` either way."""
     witness_places: tuple[Place, ...] = ()
     """Rows to give out in WitnessesComputed, of tokens that this request computes."""
+    choose_witnesses: Callable[[int], tuple[Place, ...]] | None = None
+    """Given how many tokens are taken from cached blocks, the rows to give out in WitnessesComputed: any of
+    tokens that are computed, and of cached blocks the rows that they keep. Called once, when it begins."""
     keep_computed: bool = False
     """Never preempted, since `blocks` hold what mustn't be computed again; they have room for all tokens."""
     counted: bool = True
     """Whether the work counts in EngineCounters; that of probes doesn't."""
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether it may share cached blocks and leave its own to others: no probe, and no watched one."""
+        return self.counted and self.recorder is None and not self.witness_places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixReused:
+    """Told of a sequence with `hold_blocks` when it begins and shares its first blocks with others."""
+
+    sequence_id: SequenceId
+    computed_tokens: int
+    """Tokens whose keys and values lie in shared blocks."""
+    blocks: tuple[BlockId, ...]
+    """All blocks of the sequence, which the engine owns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +135,7 @@ class SequenceFailed:
     error: KvpactError
 
 
-EngineEvent = ChunkComputed | WitnessesComputed | TokenComputed | SequenceFailed
+EngineEvent = PrefixReused | ChunkComputed | WitnessesComputed | TokenComputed | SequenceFailed
 OnEvent = Callable[[EngineEvent], None]
 
 
@@ -126,3 +148,7 @@ class EngineCounters:
     computed_output_tokens: int = 0
     """Tokens of decode rows."""
     forward_steps: int = 0
+    prefix_query_tokens: int = 0
+    """Prompt tokens that were looked up among cached blocks."""
+    prefix_hit_tokens: int = 0
+    """Those that were found, and so not computed."""

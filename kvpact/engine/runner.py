@@ -8,8 +8,8 @@ import torch
 
 from kvpact.engine.batch import Span, Step
 from kvpact.engine.model import HostedModel
+from kvpact.engine.running import Rows
 from kvpact.engine.sampler import greedy
-from kvpact.engine.scheduler import Rows
 from kvpact.kvcache.paged_cache import PagedCache
 from kvpact.types import SequenceId
 
@@ -42,6 +42,7 @@ def _span(rows: Rows) -> Span:
         positions=sequence.positions(rows.end),
         blocks=sequence.blocks,
         samples=rows.samples,
+        stored=rows.stored,
         recorder=sequence.request.recorder,
         tap=sequence.tap,
     )

@@ -4,70 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from kvpact.contract.witness_places import Place
+from kvpact.engine.prefix import PrefixCache
 from kvpact.engine.requests import SequenceRequest
+from kvpact.engine.running import Outcome, Rows, Running
 from kvpact.engine.witness_tap import WitnessTap
 from kvpact.errors import Exhausted
 from kvpact.kvcache.block_pool import BlockPool
-from kvpact.types import BlockId, FinishReason, SequenceId
+from kvpact.kvcache.cached_block import CachedBlock
+from kvpact.types import FinishReason, SequenceId
 
 HOLDER = "sequence"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Running:
-    """State of one sequence. Tokens [0, computed) have their keys and values in `blocks`."""
-
-    sequence_id: SequenceId
-    request: SequenceRequest
-    stop_token_ids: frozenset[int]
-    tokens: list[int]
-    prompt_tokens: int
-    computed: int
-    blocks: list[BlockId]
-    tap: WitnessTap | None = None
-    in_flight: bool = False
-    cancelled: bool = False
-
-    def positions(self, end: int) -> Sequence[int]:
-        """Positions of tokens [0, end)."""
-        given = self.request.positions
-        if given is None:
-            return range(end)
-        return (*given[:end], *range(given[-1] + 1, given[-1] + 1 + end - len(given)))
-
-    @property
-    def next_position(self) -> int:
-        """Position of the token behind the last one."""
-        given = self.request.positions
-        return len(self.tokens) if given is None else given[-1] + 1 + len(self.tokens) - len(given)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether only the newest output token is left to compute."""
-        return self.computed == len(self.tokens) - 1 and len(self.tokens) > self.prompt_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Tokens [start, end) of one sequence, to be computed in one forward."""
-
-    sequence: Running
-    start: int
-    end: int
-    decodes: bool
-    samples: bool
-    """Whether the last row gives a new token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of some rows. `token_id` is None for a chunk that isn't a prompt's last."""
-
-    rows: Rows
-    token_id: int | None
-    finish_reason: FinishReason | None
 
 
 class Scheduler:
@@ -81,8 +29,11 @@ class Scheduler:
         context_tokens: int,
         max_sequences: int,
         prefill_chunk_tokens: int,
+        prefixes: PrefixCache | None = None,
     ) -> None:
+        """`prefixes` None: every sequence computes all its tokens."""
         self._pool = pool
+        self._prefixes = prefixes
         self._block_size = block_size
         self._context_tokens = context_tokens
         self._max_sequences = max_sequences
@@ -91,10 +42,11 @@ class Scheduler:
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
         """In order of arrival, oldest first."""
+        self._begun: list[Running] = []
 
     def add(self, sequence_id: SequenceId, request: SequenceRequest, stop_token_ids: frozenset[int]) -> None:
         """Queues a sequence and takes over its blocks."""
-        self._pool.move(request.blocks, HOLDER)
+        self._pool.move(request.blocks, request.blocks_holder, HOLDER)
         sequence = Running(
             sequence_id=sequence_id,
             request=request,
@@ -103,8 +55,9 @@ class Scheduler:
             prompt_tokens=len(request.token_ids) - request.output_tokens_so_far,
             computed=request.computed_tokens,
             blocks=list(request.blocks),
-            tap=WitnessTap(request.witness_places) if request.witness_places else None,
         )
+        if request.blocks:
+            self._capture(sequence, ())
         self._sequences[sequence_id] = sequence
         self._waiting.append(sequence)
 
@@ -140,6 +93,11 @@ class Scheduler:
             rows.sequence.in_flight = True
         return batch
 
+    def take_begun(self) -> tuple[Running, ...]:
+        """Sequences that were let in since the last call and share cached blocks."""
+        begun, self._begun = tuple(self._begun), []
+        return begun
+
     def advance(self, batch: Sequence[Rows], tokens: Mapping[SequenceId, int]) -> list[Outcome]:
         """Takes in a finished forward's tokens and ends what is done, blocks freed; skips the cancelled."""
         outcomes = []
@@ -150,6 +108,8 @@ class Scheduler:
                 self._end(sequence)
                 continue
             sequence.computed = rows.end
+            if self._prefixes is not None:
+                self._prefixes.keep(sequence)
             token_id = tokens[sequence.sequence_id] if rows.samples else None
             outcome = Outcome(
                 rows=rows, token_id=token_id, finish_reason=self._take_token(sequence, token_id)
@@ -193,7 +153,7 @@ class Scheduler:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         blocks, sequence.blocks = sequence.blocks, []
-        self._pool.free(blocks)
+        self._pool.free(blocks, HOLDER)
 
     def _admit(self) -> None:
         """Lets waiting sequences in, in order; one that brings its blocks may pass one that lacks room."""
@@ -209,11 +169,31 @@ class Scheduler:
             self._insert_by_age(sequence)
 
     def _give_blocks(self, sequence: Running) -> bool:
+        """Blocks for all its tokens, shared ones first; leaves one for each running sequence to grow into."""
+        reuse = None if self._prefixes is None else self._prefixes.wanted(sequence)
         needed = self._blocks_for(len(sequence.tokens))
-        watermark = len(self._running)
-        if self._pool.counts().free < needed + watermark:
+        try:
+            granted = self._pool.grant(needed, HOLDER, reuse=reuse, leave_free=len(self._running))
+        except Exhausted:
             return False
-        return self._allocate(sequence, needed)
+        sequence.blocks.extend(granted.blocks)
+        self._begin(sequence, granted.reused)
+        return True
+
+    def _begin(self, sequence: Running, reused: tuple[CachedBlock, ...]) -> None:
+        kept = () if self._prefixes is None else self._prefixes.begin(sequence, reused)
+        self._capture(sequence, kept)
+        if reused:
+            self._begun.append(sequence)
+
+    def _capture(self, sequence: Running, kept: tuple[Place, ...]) -> None:
+        """Sets up which rows of what it computes are copied out: those to show and those to keep."""
+        request = sequence.request
+        sequence.shown = request.witness_places
+        if request.choose_witnesses is not None:
+            sequence.shown = request.choose_witnesses(sequence.computed)
+        places = {*kept, *(place for place in sequence.shown if place.token >= sequence.computed)}
+        sequence.tap = WitnessTap(places) if places else None
 
     def _allocate(self, sequence: Running, count: int) -> bool:
         try:
@@ -239,7 +219,14 @@ class Scheduler:
         for sequence in self._running:
             if sequence.decodes:
                 end = len(sequence.tokens)
-                batch.append(Rows(sequence=sequence, start=end - 1, end=end, decodes=True, samples=True))
+                if end > len(sequence.request.token_ids) and sequence.kept_blocks == len(sequence.names):
+                    # All rows to show or keep are of tokens that were computed before.
+                    sequence.tap = None
+                batch.append(
+                    Rows(
+                        sequence=sequence, start=end - 1, end=end, decodes=True, samples=True, stored=end - 1
+                    )
+                )
         return tuple(batch)
 
     def _preempt(self, sequence: Running) -> None:
@@ -247,8 +234,9 @@ class Scheduler:
         self._running.remove(sequence)
         blocks, sequence.blocks = sequence.blocks, []
         sequence.computed = 0
+        sequence.reused, sequence.kept_blocks = (), 0
         self._waiting.appendleft(sequence)
-        self._pool.free(blocks)
+        self._pool.free(blocks, HOLDER)
 
     def _prefill_rows(self) -> tuple[Rows, ...]:
         batch = []
@@ -258,15 +246,17 @@ class Scheduler:
                 break
             if sequence.decodes:
                 continue
-            end = min(len(sequence.tokens), sequence.computed + budget)
-            budget -= end - sequence.computed
+            start = min(sequence.computed, len(sequence.tokens) - 1)
+            end = min(len(sequence.tokens), start + budget)
+            budget -= end - start
             batch.append(
                 Rows(
                     sequence=sequence,
-                    start=sequence.computed,
+                    start=start,
                     end=end,
                     decodes=False,
                     samples=end == len(sequence.tokens),
+                    stored=sequence.computed,
                 )
             )
         return tuple(batch)

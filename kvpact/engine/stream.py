@@ -35,7 +35,7 @@ async def stream(
     try:
         sequence_id = engine.submit(request, on_event)
     except Exception:
-        engine.pool.free(request.blocks)
+        engine.pool.free(request.blocks, request.blocks_holder)
         raise
     ended = False
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvpact.contract.cache_folder import cache_folder
 from kvpact.contract.identity_gguf import state_rows
 from kvpact.contract.sources.gguf_config import gguf_config
 from kvpact.contract.sources.gguf_file import open_gguf
@@ -78,12 +78,6 @@ def check_weights(folder: Path) -> None:
     )
 
 
-def cache_folder() -> Path:
-    """Where converted models are kept: $XDG_CACHE_HOME/kvpact/models, by default under ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "kvpact" / "models"
-
-
 def _shipped_gguf(name: str) -> Path:
     module, remedy = SHIPPED_MODELS[name]
     found = importlib.util.find_spec(module)
@@ -99,7 +93,7 @@ def _shipped_gguf(name: str) -> Path:
 def _from_gguf(name: str, gguf: Path) -> Path:
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    target = cache_folder() / f"{name}-{gguf.stat().st_size}-{digest}-{FORM}"
+    target = cache_folder("models") / f"{name}-{gguf.stat().st_size}-{digest}-{FORM}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -46,18 +46,29 @@ class WitnessTap:
         raw_NHD = _copied(rows.k_tHD.index_select(0, index - rows.first))
         value_NHD = _copied(rows.v_tHD.index_select(0, index - rows.first))
         attended_NHD = _copied(rows.k_HnD.index_select(1, index).transpose(0, 1))
-        for row, token in enumerate(tokens):
+        parts = zip(tokens, raw_NHD.unbind(), attended_NHD.unbind(), value_NHD.unbind(), strict=True)
+        for token, raw_HD, attended_HD, value_HD in parts:
             place = Place(layer=layer, token=token)
             self._rows[place] = WitnessRow(
-                place=place,
-                raw_key_HD=raw_NHD[row],
-                attended_key_HD=attended_NHD[row],
-                value_HD=value_NHD[row],
+                place=place, raw_key_HD=raw_HD, attended_key_HD=attended_HD, value_HD=value_HD
             )
 
-    def rows(self) -> tuple[WitnessRow, ...]:
-        """The rows so far, by layer and token."""
-        return tuple(self._rows[place] for place in sorted(self._rows))
+    def rows(self, places: Iterable[Place]) -> tuple[WitnessRow, ...]:
+        """The rows of `places`, all captured by now, in their order."""
+        return tuple(self._rows[place] for place in places)
+
+    def copied(self, place: Place) -> WitnessRow:
+        """A row, captured by now, that stays when this tap and its other rows go."""
+        return _cloned(self._rows[place])
+
+
+def _cloned(row: WitnessRow) -> WitnessRow:
+    return WitnessRow(
+        place=row.place,
+        raw_key_HD=row.raw_key_HD.clone(),
+        attended_key_HD=row.attended_key_HD.clone(),
+        value_HD=row.value_HD.clone(),
+    )
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:

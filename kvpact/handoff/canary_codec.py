@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvpact.errors import BadRequest
-from kvpact.handoff.codec_fields import join
+from kvpact.handoff.codec_fields import join, told
 from kvpact.handoff.messages import CanaryOutcome
 from kvpact.v1 import prefill_pb2 as pb
 
@@ -40,5 +40,5 @@ def decode_canary(message: pb.CanaryResult, path: str = "canary") -> CanaryOutco
         passed=message.passed,
         max_abs_error=message.max_abs_error,
         tolerance=message.tolerance,
-        finding=message.finding,
+        finding=told(message.finding),
     )

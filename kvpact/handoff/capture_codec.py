@@ -13,7 +13,7 @@ from kvpact.errors import BadRequest, KvpactError
 from kvpact.handoff import codec
 from kvpact.handoff import codec_fields as fields
 from kvpact.handoff.capture import Capture, Reserved
-from kvpact.handoff.messages import CommitReceipt, PushPart
+from kvpact.handoff.messages import CommitReceipt, PairAnswer, PairOffer, PushPart
 from kvpact.handoff.status import status_from_bytes, status_to_bytes
 from kvpact.v1 import decode_pb2
 
@@ -56,21 +56,48 @@ _MAY_END_AFTER = frozenset({RecordKind.PAIR_RESPONSE, RecordKind.PUSH_RESPONSE, 
 
 def encode_capture(capture: Capture) -> Iterator[Record]:
     """Records in order; the same capture gives the same bytes."""
-    yield Record(RecordKind.PAIR_REQUEST, _bytes_of(codec.encode_offer(capture.offer)))
-    yield Record(RecordKind.PAIR_RESPONSE, _bytes_of(codec.encode_answer(capture.answer)))
+    yield from pair_records(capture.offer, capture.answer)
     if capture.reserved is not None:
-        asked = capture.reserved
-        request = codec.encode_reserve(asked.terms, asked.max_output_tokens)
-        yield Record(RecordKind.RESERVE_REQUEST, _bytes_of(request))
-        if asked.reservation is not None:
-            granted = decode_pb2.ReserveResponse(reservation=codec.encode_reservation(asked.reservation))
-            yield Record(RecordKind.RESERVE_RESPONSE, _bytes_of(granted))
+        yield from reserve_records(capture.reserved)
     for part in capture.parts:
-        yield Record(RecordKind.PUSH_REQUEST, codec.push_to_bytes(part))
+        yield push_record(part)
     if capture.receipt is not None:
-        yield Record(RecordKind.PUSH_RESPONSE, _bytes_of(codec.encode_receipt(capture.receipt)))
+        yield receipt_record(capture.receipt)
     if capture.error is not None:
-        yield Record(RecordKind.STATUS, status_to_bytes(capture.error))
+        yield error_record(capture.error)
+
+
+def pair_records(offer: PairOffer, answer: PairAnswer) -> tuple[Record, Record]:
+    """What was offered and what the reader said."""
+    return (
+        Record(RecordKind.PAIR_REQUEST, _bytes_of(codec.encode_offer(offer))),
+        Record(RecordKind.PAIR_RESPONSE, _bytes_of(codec.encode_answer(answer))),
+    )
+
+
+def reserve_records(asked: Reserved) -> tuple[Record, ...]:
+    """What was asked for, and the grant where there was one."""
+    request = codec.encode_reserve(asked.terms, asked.max_output_tokens)
+    record = Record(RecordKind.RESERVE_REQUEST, _bytes_of(request))
+    if asked.reservation is None:
+        return (record,)
+    granted = decode_pb2.ReserveResponse(reservation=codec.encode_reservation(asked.reservation))
+    return record, Record(RecordKind.RESERVE_RESPONSE, _bytes_of(granted))
+
+
+def push_record(part: PushPart) -> Record:
+    """One part of a push; the bytes of a chunk are copied."""
+    return Record(RecordKind.PUSH_REQUEST, codec.push_to_bytes(part))
+
+
+def receipt_record(receipt: CommitReceipt) -> Record:
+    """The end of a handoff that was committed."""
+    return Record(RecordKind.PUSH_RESPONSE, _bytes_of(codec.encode_receipt(receipt)))
+
+
+def error_record(error: KvpactError) -> Record:
+    """The end of a handoff that failed."""
+    return Record(RecordKind.STATUS, status_to_bytes(error))
 
 
 def decode_capture(records: Iterable[Record]) -> Capture:

@@ -21,29 +21,51 @@ import xxhash
 from kvpact.errors import BadRequest, DataLoss, UnreadableSource
 from kvpact.handoff.capture import Capture
 from kvpact.handoff.capture_codec import Record, RecordKind, decode_capture, encode_capture
-from kvpact.handoff.chunks import MESSAGE_CAP_BYTES
 
 SUFFIX = ".kvpact"
 MAGIC = b"\x89KVPACT\n"
 VERSION = 1
 RECORDS_CAP = 1 << 20
 """Most records of one file."""
+RECORD_CAP_BYTES = 5 << 20
+"""Most bytes of one record: a chunk of a region takes 4 MiB and its header."""
 _VERSION = struct.Struct("<I")
 _PREFIX = struct.Struct("<BI")
 _END = struct.Struct("<IQ")
 _END_KIND = 0
 
 
+class Framing:
+    """Bytes of one file in order: `head`, each `record`, `end`."""
+
+    head = MAGIC + _VERSION.pack(VERSION)
+
+    def __init__(self) -> None:
+        self._seen = xxhash.xxh3_64(self.head)
+        self._count = 0
+
+    def record(self, record: Record) -> tuple[bytes, bytes]:
+        """Prefix and message of the next record."""
+        assert len(record.data) <= RECORD_CAP_BYTES, "a message is within its transport's own limit"
+        prefix = _PREFIX.pack(record.kind, len(record.data))
+        self._seen.update(prefix)
+        self._seen.update(record.data)
+        self._count += 1
+        return prefix, record.data
+
+    def end(self) -> bytes:
+        """What proves the file whole."""
+        end = _END.pack(self._count, self._seen.intdigest())
+        return _PREFIX.pack(_END_KIND, len(end)) + end
+
+
 def capture_to_bytes(capture: Capture) -> bytes:
     """The whole file of a capture; the same capture gives the same bytes."""
-    out = bytearray(MAGIC + _VERSION.pack(VERSION))
-    count = 0
-    for kind, data in encode_capture(capture):
-        assert len(data) <= MESSAGE_CAP_BYTES, "a message that travelled is within the wire's own limit"
-        out += _PREFIX.pack(kind, len(data)) + data
-        count += 1
-    end = _END.pack(count, xxhash.xxh3_64_intdigest(out))
-    return bytes(out) + _PREFIX.pack(_END_KIND, len(end)) + end
+    framing = Framing()
+    out = [framing.head]
+    for record in encode_capture(capture):
+        out += framing.record(record)
+    return b"".join((*out, framing.end()))
 
 
 def write_capture(path: Path, capture: Capture) -> None:
@@ -99,8 +121,8 @@ def _records(stream: BinaryIO, path: Path) -> Iterator[Record]:
 
 def _take(stream: BinaryIO, length: int, size: int, path: Path, what: str) -> bytes:
     """The next `length` bytes, refused before they are read where there can't be that many."""
-    if length > MESSAGE_CAP_BYTES:
-        raise _unreadable(path, f"{what}: length is {length} bytes; the cap is {MESSAGE_CAP_BYTES}")
+    if length > RECORD_CAP_BYTES:
+        raise _unreadable(path, f"{what}: length is {length} bytes; the cap is {RECORD_CAP_BYTES}")
     left = size - stream.tell()
     if length > left:
         raise _unreadable(path, f"truncated: {what} takes {length} bytes, {left} are left")

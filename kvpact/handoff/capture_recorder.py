@@ -20,6 +20,7 @@ from kvpact.handoff.messages import (
     Reservation,
 )
 from kvpact.handoff.port import ReaderPort
+from kvpact.handoff.transport_choice import GRPC
 from kvpact.types import HandoffId, VerdictWord, WorkerLife
 
 OnCapture = Callable[[Capture], None]
@@ -47,14 +48,15 @@ class RecordingReaderPort:
     async def pair(self, offer: PairOffer) -> PairAnswer:
         """See ReaderPort."""
         answer = await self._port.pair(offer)
-        self._paired = Capture(offer=offer, answer=answer)
+        self._paired = Capture(offer=replace(offer, shm_trial=None), answer=answer)
         if answer.verdict.word is VerdictWord.REJECT:
             self._on_capture(self._paired)
         return answer
 
     async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
         """See ReaderPort."""
-        asked = Reserved(terms=terms, max_output_tokens=max_output_tokens, reservation=None)
+        kept = replace(terms, transport=GRPC)
+        asked = Reserved(terms=kept, max_output_tokens=max_output_tokens, reservation=None)
         try:
             reservation = await self._port.reserve(terms, max_output_tokens)
         except KvpactError as error:
@@ -62,7 +64,7 @@ class RecordingReaderPort:
                 self._on_capture(replace(self._paired, reserved=asked, error=error))
             raise
         if self._paired is not None:
-            granted = replace(asked, reservation=reservation)
+            granted = replace(asked, reservation=replace(reservation, nixl=None))
             self._reserved[terms.handoff_id] = replace(self._paired, reserved=granted)
         return reservation
 
@@ -81,10 +83,12 @@ class RecordingReaderPort:
         """See ReaderPort."""
         return await self._port.renew(handoff_id, life)
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See ReaderPort."""
         self._reserved.pop(handoff_id, None)
-        return await self._port.release(handoff_id, reason)
+        return await self._port.release(handoff_id, reason, writer_stopped=writer_stopped)
 
     async def close(self) -> None:
         """Closes the port."""
@@ -101,8 +105,5 @@ class RecordingReaderPort:
 
 async def _kept(parts: AsyncIterator[PushPart], seen: list[PushPart]) -> AsyncIterator[PushPart]:
     async for part in parts:
-        kept = part
-        if isinstance(part, Chunk):
-            kept = replace(part, keys=bytes(part.keys), values=bytes(part.values))
-        seen.append(kept)
+        seen.append(part.inline() if isinstance(part, Open | Chunk) else part)
         yield part

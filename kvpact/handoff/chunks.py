@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import xxhash
 
 from kvpact.contract.contract import Contract, LayerGroup
+from kvpact.contract.numbers import DTYPE_BYTES
 from kvpact.contract.shards import held_heads
 from kvpact.errors import BadRequest
 from kvpact.handoff.messages import Buffer, ChunkHeader, RequiredPositions
-from kvpact.types import DTYPE_BYTES, ContractDigest, Packing, PositionRun
+from kvpact.types import ContractDigest, Packing, PositionRun
 
 MESSAGE_CAP_BYTES = 4 << 20
 """gRPC's own limit on one message."""
@@ -46,19 +47,26 @@ def block_count(tokens: int, block_size: int) -> int:
 
 
 def layer_blocks(
-    contract: Contract, required: Iterable[RequiredPositions], positions: Sequence[PositionRun] = ()
+    contract: Contract,
+    required: Iterable[RequiredPositions],
+    positions: Sequence[PositionRun] = (),
+    *,
+    held_tokens: int = 0,
 ) -> tuple[LayerBlocks, ...]:
     """Each layer that the writer's shard holds, ascending, with the block sizes that its layout implies.
 
-    `positions` are those of the prompt's tokens; none means from 0 without gaps.
+    Args:
+        positions: of the prompt's tokens; none means from 0 without gaps.
+        held_tokens: prefix that the reader holds, in whole blocks of the writer; it isn't sent.
     """
     layout, shard = contract.layout, contract.layout.shard
+    assert held_tokens % layout.block_size == 0, "a held prefix ends where a block of the writer ends"
     starts = {entry.group: tokens_before(positions, entry.start) for entry in required}
     layers = [
         LayerBlocks(
             layer=layer,
             **_block_bytes(contract, group),
-            first_block=starts.get(index, 0) // layout.block_size,
+            first_block=max(starts.get(index, 0), held_tokens) // layout.block_size,
         )
         for index, group in enumerate(contract.layer_groups)
         for layer in group.layers

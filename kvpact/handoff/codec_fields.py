@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Generic, TypeVar, cast
@@ -17,6 +18,15 @@ M = TypeVar("M", bound=Message)
 W = TypeVar("W", bound=int)
 DIGEST_BYTES = 32
 ID_BYTES = 16
+NAME_CHARACTERS = 253
+ENDPOINT_CHARACTERS = 300
+SHOWN_CHARACTERS = 64
+TOLD_CHARACTERS = 4096
+_ENDPOINT = re.compile(
+    r"(?P<host>\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})", re.ASCII
+)
+_SCHEMES = frozenset({"dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p"})
+"""Where gRPC finds one of them before the colon, it reads something else than a host."""
 
 
 class EnumCodec(Generic[E, W]):
@@ -133,6 +143,35 @@ def text(value: str, path: str) -> str:
     if not value:
         raise refusal(path, "is absent")
     return value
+
+
+def name(value: str, path: str) -> str:
+    """A name as logs, labels and files show it: 1 to 253 printable characters."""
+    text(value, path)
+    if len(value) > NAME_CHARACTERS:
+        raise refusal(path, f"has {len(value)} characters; at most {NAME_CHARACTERS} are taken")
+    if not value.isprintable():
+        raise refusal(path, "holds characters that aren't printable")
+    return value
+
+
+def endpoint(value: str, path: str) -> str:
+    """host:port of a name, an IPv4 address or an IPv6 address in brackets; no scheme, no path."""
+    found = _ENDPOINT.fullmatch(value[: ENDPOINT_CHARACTERS + 1])
+    if found is None or found["host"].lower() in _SCHEMES or not 0 < int(found["port"]) < 65_536:
+        raise refusal(path, f"is {shown(value)}; expected host:port")
+    return value
+
+
+def shown(value: str) -> str:
+    """A foreign string, quoted, escaped and cut."""
+    return repr(value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 1] + "…")
+
+
+def told(value: str) -> str:
+    """A foreign sentence for people and logs, never refused: cut, and one line of printable characters."""
+    value = value if len(value) <= TOLD_CHARACTERS else value[: TOLD_CHARACTERS - 1] + "…"
+    return value if value.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in value)
 
 
 def join(path: str, field: str) -> str:

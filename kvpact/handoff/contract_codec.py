@@ -14,7 +14,7 @@ from kvpact.contract.contract import (
     RotaryTable,
     Schema,
 )
-from kvpact.contract.validate import validate_contract
+from kvpact.contract.validate import MOST_LAYERS, MOST_LENGTHS, validate_contract
 from kvpact.handoff import codec_fields as fields
 from kvpact.handoff.codec_fields import DIGEST_BYTES, EnumCodec, join
 from kvpact.handoff.layout_codec import DTYPES, decode_layout, encode_layout
@@ -28,7 +28,6 @@ from kvpact.types import (
 )
 from kvpact.v1 import contract_pb2 as pb
 
-MOST_LAYERS = 4096
 MOST_TABLES = 8192
 MOST_FREQUENCIES = 8192
 
@@ -79,6 +78,10 @@ def _check_sizes(message: pb.Contract, path: str) -> None:
         "layer_groups": (len(groups), MOST_LAYERS),
         "layers": (sum(len(group.layers) for group in groups), MOST_LAYERS),
         "tables": (sum(len(group.rotary.tables) for group in groups), MOST_TABLES),
+        "upper_length_tokens": (
+            len({table.upper_length_tokens for group in groups for table in group.rotary.tables}),
+            MOST_LENGTHS,
+        ),
         "inv_freq": (
             max((len(table.inv_freq) for group in groups for table in group.rotary.tables), default=0),
             MOST_FREQUENCIES,

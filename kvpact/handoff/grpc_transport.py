@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -21,7 +21,8 @@ from kvpact.handoff.messages import (
     Reservation,
     WorkerDescription,
 )
-from kvpact.handoff.status import from_rpc_error
+from kvpact.handoff.security_transport import PLAINTEXT, Security
+from kvpact.tls import PeerRole
 from kvpact.types import ContractDigest, HandoffId, Verdict, WorkerLife
 from kvpact.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, handoff_pb2_grpc
 
@@ -36,11 +37,20 @@ PUSH_METHOD = "/kvpact.v1.DecodeService/Push"
 class GrpcReaderPort:
     """A reader at `endpoint` (host:port). `life` is the process life that the owner means to talk to."""
 
-    def __init__(self, endpoint: str, life: WorkerLife, *, deadline_s: float = CALL_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        life: WorkerLife,
+        *,
+        deadline_s: float = CALL_DEADLINE_S,
+        security: Security = PLAINTEXT,
+        server: PeerRole = PeerRole.DECODE,
+    ) -> None:
         self.endpoint = endpoint
         self.life = life
         self._deadline_s = deadline_s
-        self._channel = grpc.aio.insecure_channel(endpoint)
+        self._link = security.link(endpoint, server)
+        self._channel = self._link.channel
         self._decode = decode_pb2_grpc.DecodeServiceStub(self._channel)
         self._worker = handoff_pb2_grpc.WorkerServiceStub(self._channel)
         self._push = self._channel.stream_unary(
@@ -85,9 +95,13 @@ class GrpcReaderPort:
         response = await self._answer(lambda: self._worker.Renew(request, timeout=self._deadline_s))
         return self._read(lambda lease: codec.decode_seconds(lease, "lease"), response.lease)
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See ReaderPort."""
-        request = handoff_pb2.ReleaseRequest(handoff_id=handoff_id, reason=reason)
+        request = handoff_pb2.ReleaseRequest(
+            handoff_id=handoff_id, reason=reason, writer_stopped=writer_stopped
+        )
         response = await self._answer(lambda: self._worker.Release(request, timeout=self._deadline_s))
         return self._read(codec.decode_state, response.previous_state)
 
@@ -115,7 +129,7 @@ class GrpcReaderPort:
         try:
             return await call()
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer=self.endpoint) from error
+            raise self._link.failure(error) from error
         except grpc.aio.UsageError as error:
             raise Unavailable(f"the channel to {self.endpoint} was closed") from error
 
@@ -139,10 +153,18 @@ async def _feed(
     call: grpc.aio.StreamUnaryCall[PushPart, decode_pb2.PushResponse], parts: AsyncIterator[PushPart]
 ) -> None:
     """Writes all parts. A call that ended stops it quietly: the call's own answer tells why."""
+    await call.wait_for_connection()
     async for part in parts:
         try:
-            await call.write(part)
+            await write(call, codec.push_to_bytes(part))
         except CALL_ENDED:
             return
     with suppress(*CALL_ENDED):
         await call.done_writing()
+
+
+async def write(call: Any, message: bytes) -> None:
+    """Writes one message. `call.write` would put an INTERNAL of its own over a refusal that is on its way."""
+    if call.done():
+        raise asyncio.InvalidStateError("the call is over")
+    await call._cython_call.send_serialized_message(message)

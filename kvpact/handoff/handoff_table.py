@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from kvpact.clock import Clock
+from kvpact.contract.content_identity import ContentId
 from kvpact.errors import Fenced, UnknownHandoff
 from kvpact.handoff.landing import LandingHandle
 from kvpact.handoff.lease import Graveyard, LeaseTable, Tombstone
@@ -19,7 +20,8 @@ from kvpact.handoff.messages import Commit, HandoffState, HandoffTerms, Reservat
 from kvpact.handoff.pairing import Judged
 from kvpact.handoff.session import Session
 from kvpact.kvcache.block_pool import BlockPool
-from kvpact.types import BlockId, HandoffId
+from kvpact.kvcache.cached_block import CachedBlock
+from kvpact.types import BlockId, HandoffId, WorkerLife
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +31,16 @@ class ReceiverLimits:
     """How long and how much a receiver holds."""
 
     lease_s: float = 30.0
-    chunk_cap_bytes: int = 1 << 20
+    chunk_cap_bytes: int = 3 << 20
+    region_chunk_bytes: int = 16 << 20
+    """Largest chunk that travels in a region and not in a message."""
     growth_watermark_blocks: int = 4
     """Blocks that Reserve leaves free, so that running sequences can grow."""
     retry_after_s: float = 1.0
     tombstone_s: float = 600.0
     tombstones: int = 16384
+    reuse_prefixes: bool = True
+    """Whether what lies here already needn't be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,10 @@ class ReceiverCounters:
     """Ended by their lease, committed or not."""
     landed_bytes: int = 0
     """Payload of committed handoffs."""
+    prefix_query_tokens: int = 0
+    """Prompt tokens that were looked up among cached blocks, at each Reserve that was granted."""
+    prefix_hit_tokens: int = 0
+    """Those that were found."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +70,9 @@ class HeldHandoff:
     judged: Judged
     session: Session
     blocks: tuple[BlockId, ...]
+    """In order; those of the held prefix are shared with others and never written."""
+    names: tuple[ContentId, ...] = ()
+    """Of the prompt's whole blocks; empty where the handoff neither takes nor leaves cached ones."""
     state: HandoffState = HandoffState.RESERVED
     commit: Commit | None = None
     handle: LandingHandle | None = None
@@ -72,6 +85,11 @@ class HeldHandoff:
     ended: str | None = None
     """Why it ended, for people."""
 
+    @property
+    def holder(self) -> str:
+        """Under which name the pool knows the holder of its blocks."""
+        return "canary" if self.terms.canary else "handoff"
+
 
 class HandoffTable:
     """Owns handoffs, their leases and their tombstones."""
@@ -80,6 +98,8 @@ class HandoffTable:
         self, *, pool: BlockPool, clock: Clock, limits: ReceiverLimits, call_later: CallLater
     ) -> None:
         self._pool = pool
+        self.on_end: Callable[[HandoffId], None] = _tell_nobody
+        """Called once per handoff that is held no more, also by being taken."""
         self._clock = clock
         self._held: dict[HandoffId, HeldHandoff] = {}
         self._freeing = 0
@@ -91,6 +111,9 @@ class HandoffTable:
     def add(self, handoff: HeldHandoff) -> None:
         """Takes a handoff and the ownership of its blocks."""
         self._held[handoff.terms.handoff_id] = handoff
+        if handoff.names:
+            tokens, held = len(handoff.terms.token_ids), handoff.reservation.held_prefix_tokens
+            self._count(prefix_query_tokens=tokens, prefix_hit_tokens=held)
         self.renew(handoff)
 
     def get(self, handoff_id: HandoffId) -> HeldHandoff | None:
@@ -129,9 +152,11 @@ class HandoffTable:
         self._leases.renew(handoff.terms.handoff_id, self._clock.now())
         self._timer.arm(self._leases.next_expiry())
 
-    def commit(self, handoff: HeldHandoff, commit: Commit) -> None:
-        """Makes the cache takeable, in one step."""
+    def commit(self, handoff: HeldHandoff, commit: Commit, cached: Iterable[CachedBlock] = ()) -> None:
+        """Makes the cache takeable, in one step, and its whole blocks `cached` known to later prompts."""
         assert handoff.ended is None
+        for entry in cached:
+            self._pool.keep(entry)
         handoff.state, handoff.commit = HandoffState.COMMITTED, commit
         self._count(committed=1, landed_bytes=handoff.session.payload_bytes)
         self.renew(handoff)
@@ -140,14 +165,24 @@ class HandoffTable:
         """Passes the ownership of a committed handoff's blocks to the caller."""
         assert handoff.state is HandoffState.COMMITTED
         self._remove(handoff, HandoffState.DECODING, "taken by Decode")
-        self._pool.move(handoff.blocks, holder)
+        self._pool.move(handoff.blocks, handoff.holder, holder)
         return handoff.blocks
 
     def lend(self, handoff: HeldHandoff, holder: str) -> tuple[BlockId, ...]:
         """Passes the blocks of a canary to the caller, who frees them; the handoff stays held without any."""
         blocks, handoff.blocks = handoff.blocks, ()
-        self._pool.move(blocks, holder)
+        self._pool.move(blocks, handoff.holder, holder)
         return blocks
+
+    def forget(self, writer: WorkerLife) -> None:
+        """Makes what one life of a writer landed unknown to later prompts, since it is in doubt.
+
+        What it still lands will be checked and decoded, and isn't kept either.
+        """
+        self._pool.forget(lambda entry: writer in entry.origins)
+        for handoff in self.held():
+            if handoff.terms.writer == writer:
+                handoff.names = ()
 
     def end_canary(self, handoff: HeldHandoff) -> None:
         """Forgets a canary that was judged. It counts nowhere, and Decode never finds it."""
@@ -160,11 +195,12 @@ class HandoffTable:
             return
         if handoff.state is HandoffState.RESERVED and not handoff.terms.canary:
             self._count(failed=1)
+        logger.info("handoff %s, %s, ended: %s", handoff.terms.handoff_id.hex(), handoff.state.value, reason)
         self._remove(handoff, HandoffState.RELEASED, reason)
         if handoff.scope is not None:
             handoff.scope.reschedule(asyncio.get_running_loop().time())
         if handoff.work is None:
-            self._pool.free(handoff.blocks)
+            self._pool.free(handoff.blocks, handoff.holder)
         elif handoff.work.done():
             self._free_after(handoff, handoff.work)
         else:
@@ -199,6 +235,7 @@ class HandoffTable:
         handoff.ended, handoff.state = reason, state
         del self._held[handoff_id]
         self._leases.drop(handoff_id)
+        self.on_end(handoff_id)
         self._graveyard.bury(handoff_id, Tombstone(state=state, reason=reason), self._clock.now())
 
     def _free_late(self, handoff: HeldHandoff, work: asyncio.Future[None]) -> None:
@@ -209,14 +246,15 @@ class HandoffTable:
         """Gives the blocks back; an error of the last job has nobody left to go to but the log."""
         if work.exception() is not None:
             logger.info("handoff %s: last job failed: %s", handoff.terms.handoff_id.hex(), work.exception())
-        self._pool.free(handoff.blocks)
+        self._pool.free(handoff.blocks, handoff.holder)
 
-    def _count(self, *, committed: int = 0, failed: int = 0, expired: int = 0, landed_bytes: int = 0) -> None:
+    def _count(self, **more: int) -> None:
+        """Adds to the counters by name."""
         counted = self.counters
         self.counters = replace(
-            counted,
-            committed=counted.committed + committed,
-            failed=counted.failed + failed,
-            expired=counted.expired + expired,
-            landed_bytes=counted.landed_bytes + landed_bytes,
+            counted, **{name: getattr(counted, name) + count for name, count in more.items()}
         )
+
+
+def _tell_nobody(handoff_id: HandoffId) -> None:
+    """For a table without anybody who waits for ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from kvpact.handoff.messages import (
+    Chunk,
     CommitReceipt,
     HandoffState,
     HandoffTerms,
@@ -33,15 +34,23 @@ class InProcessReaderPort:
 
     async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
         """See ReaderPort."""
-        return await self._receiver.push(parts)
+        return await self._receiver.push(_owned(parts))
 
     async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
         """See ReaderPort."""
         return await self._receiver.renew(handoff_id, life)
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See ReaderPort."""
-        return await self._receiver.release(handoff_id, reason)
+        return await self._receiver.release(handoff_id, reason, writer_stopped=writer_stopped)
 
     async def close(self) -> None:
         """Nothing to close: the receiver belongs to its worker."""
+
+
+async def _owned(parts: AsyncIterator[PushPart]) -> AsyncIterator[PushPart]:
+    """Payloads as a message holds them: a landing may look at one after the writer gave its cache back."""
+    async for part in parts:
+        yield part.inline() if isinstance(part, Chunk) and part.region_offset is None else part

@@ -13,6 +13,8 @@ from kvpact.types import BlockId, Verdict
 class LandingHandle(Protocol):
     """One handoff's way into the cache. Calls come one at a time, in stream order, from executor threads."""
 
+    brief: bool
+    """Whether landing a chunk is a mere copy, which the event loop may make itself."""
     max_abs_error: float | None
     """Largest absolute error that a lossy plan has made so far; None where the plan isn't lossy."""
 
@@ -27,9 +29,16 @@ class Landing(Protocol):
     """Makes handles. Blocks stay the receiver's until `Receiver.take`; a handle only writes into them."""
 
     def prepare(
-        self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        writer: Contract,
+        verdict: Verdict,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        *,
+        held_tokens: int = 0,
     ) -> LandingHandle:
         """Called once per push, on an executor thread.
 
-        `blocks` will hold the prompt in order, in the reader's block size.
+        `blocks` will hold the prompt in order, in the reader's block size. Those of the first `held_tokens`,
+        whole blocks of both sides, hold them already and are shared: nothing may be written into them.
         """

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvpact.contract.contract import Contract, RotaryTable
+from kvpact.handoff.regions import NixlRegion, ShmSegment
+from kvpact.handoff.transport_choice import GRPC, TransportOffer
 from kvpact.types import (
     ContractDigest,
     Exactness,
-    FinishReason,
     HandoffId,
     PlanStep,
     PositionRun,
     Role,
-    Sampling,
     Verdict,
     WorkerCounters,
     WorkerLife,
@@ -80,6 +80,8 @@ class HandoffTerms:
     required: tuple[RequiredPositions, ...] = ()
     canary: bool = False
     """Whether this is the probe of a pair: judged on commit, then freed; Decode never gets it."""
+    transport: str = GRPC
+    """How the payload will travel; told at Reserve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class Reservation:
     transports: tuple[str, ...]
     """Best first."""
     nonce: bytes
+    nixl: NixlRegion | None = None
+    """Where the payload goes; set where transport nixl was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,8 @@ class PairOffer:
     writer: WorkerLife
     reader: WorkerLife
     contract: bytes
+    shm_trial: ShmSegment | None = None
+    """A small segment that the reader opens to prove that shared memory works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,8 @@ class PairAnswer:
 
     verdict: Verdict
     reader_contract: Contract
+    transports: tuple[TransportOffer, ...] = ()
+    """Every one that the reader knows, whether or not it works between the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +131,12 @@ class Open:
     handoff_id: HandoffId
     generation: int
     contract_digest: ContractDigest
+    shm: ShmSegment | None = None
+    """Where the payload lies; set where shm was reserved."""
+
+    def inline(self) -> Open:
+        """The same without a segment, for whoever keeps it beyond the handoff."""
+        return replace(self, shm=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +155,11 @@ class ChunkHeader:
     """Float32 scales of the chunk's keys, where the writer's contract ships scales."""
     value_scales: tuple[float, ...] = ()
 
+    def __str__(self) -> str:
+        """Which chunk, for people."""
+        stop = self.block_start + self.block_count
+        return f"chunk {self.sequence} (layer {self.layer}, blocks [{self.block_start}, {stop}))"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -151,6 +170,16 @@ class Chunk:
     """xxh3_64 over header, contract digest, token digest, keys and values."""
     keys: Buffer
     values: Buffer
+    region_offset: int | None = None
+    """Where the payload begins in the handoff's region; then only header, checksum and this travel.
+
+    The writer's keys and values are views of its region until the handoff ends; a reader gets none and
+    looks into the region itself.
+    """
+
+    def inline(self) -> Chunk:
+        """The writer's chunk with a payload of its own, for whoever keeps it beyond the handoff."""
+        return replace(self, keys=bytes(self.keys), values=bytes(self.values), region_offset=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +202,8 @@ class Commit:
     first_token_id: int
     first_token_logprob: float | None = None
     witnesses: tuple[Witness, ...] = ()
+    first_computed_tokens: int = 0
+    """First prompt token that the writer computed; those before came from its own cache."""
 
 
 PushPart = Open | Chunk | Commit
@@ -210,29 +241,6 @@ class CommitReceipt:
     witnesses: WitnessReport = WitnessReport()
     canary: CanaryOutcome | None = None
     """Set for the probe of a pair only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeJob:
-    """Order to decode a committed handoff."""
-
-    handoff_id: HandoffId
-    decode: WorkerLife
-    """Process life that is meant."""
-    token_ids: tuple[int, ...]
-    """Prompt tokens and output tokens so far, the first output token included."""
-    sampling: Sampling
-    original_prompt_tokens: int
-    """Output tokens are counted from there."""
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedTokens:
-    """One or more output tokens in order; the sequence goes on while finish_reason is None."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

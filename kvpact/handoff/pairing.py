@@ -61,17 +61,24 @@ class PairBook:
         self._judged: OrderedDict[ContractDigest, Judged] = OrderedDict()
         self._by_length: OrderedDict[ContractDigest, LengthBook] = OrderedDict()
         self._writers: OrderedDict[str, _Offered] = OrderedDict()
+        self._replaced: OrderedDict[WorkerLife, bool] = OrderedDict()
+        """Lives after which another one of the same writer paired."""
 
     def offer(self, offer: PairOffer) -> Verdict:
         """The verdict on a contract, judged once per digest; the reader's contract and policy never change.
 
         Raises:
             BadRequest: the contract is malformed, names no identity, or isn't the one that its digest names.
+            Fenced: another life of this writer paired since.
         """
+        self._fence(offer.writer)
         judged = self._judged.get(offer.contract_digest) or self._judge(offer)
         _keep(self._judged, offer.contract_digest, judged, KNOWN_CONTRACTS)
         offered = self._offered(offer.writer, offer.contract_digest)
         offered = offered or _Offered(life=offer.writer, digest=offer.contract_digest)
+        before = self._writers.get(offer.writer.worker)
+        if before is not None and before.life != offer.writer:
+            _keep(self._replaced, before.life, True, KNOWN_WRITERS)
         _keep(self._writers, offer.writer.worker, offered, KNOWN_WRITERS)
         return judged.verdict
 
@@ -120,6 +127,16 @@ class PairBook:
     def doubt(self, terms: HandoffTerms) -> None:
         """Makes the pair prove itself by another probe, since bytes or rows of this handoff were refused."""
         self.probed(terms, passed=False)
+
+    def _fence(self, writer: WorkerLife) -> None:
+        """Turns away an offer that comes late: it would end what the writer's life of now reserved."""
+        now = self._writers.get(writer.worker)
+        if now is not None and writer in self._replaced:
+            raise Fenced(
+                f"writer {writer.worker} paired in another life since",
+                expected=now.life.incarnation.hex(),
+                found=writer.incarnation.hex(),
+            )
 
     def _offered(self, life: WorkerLife, digest: ContractDigest) -> _Offered | None:
         offered = self._writers.get(life.worker)

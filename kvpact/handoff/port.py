@@ -49,5 +49,10 @@ class ReaderPort(Protocol):
             UnknownHandoff, Fenced, Unavailable.
         """
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
-        """Gives the handoff up at any state; idempotent. The state before, None where it was never known."""
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
+        """Gives the handoff up at any state; idempotent. The state before, None where it was never known.
+
+        `writer_stopped`: its writer asks and writes no more into the region that the reader granted.
+        """

@@ -23,6 +23,7 @@ from kvpact.handoff.messages import (
     Witness,
     WitnessReport,
 )
+from kvpact.handoff.transport_codec import decode_segment, encode_segment
 from kvpact.handoff.verdict_codec import EXACTNESSES, decode_digest, decode_plan, encode_plan
 from kvpact.handoff.worker_codec import decode_handoff_id
 from kvpact.v1 import decode_pb2 as pb
@@ -41,7 +42,10 @@ def push_to_bytes(part: PushPart) -> bytes:
             return _chunk_to_bytes(part)
         case Open():
             opened = pb.PushOpen(
-                handoff_id=part.handoff_id, generation=part.generation, contract_digest=part.contract_digest
+                handoff_id=part.handoff_id,
+                generation=part.generation,
+                contract_digest=part.contract_digest,
+                shm=None if part.shm is None else encode_segment(part.shm),
             )
             return pb.PushRequest(open=opened).SerializeToString()
         case Commit():
@@ -63,9 +67,7 @@ def push_from_bytes(data: bytes) -> PushPart:
         case "open":
             return _decode_open(message.open, "open")
         case "chunk":
-            header = message.chunk.header
-            fields.part(message.chunk, "header", "chunk")
-            return _chunk(header, message.chunk.checksum, memoryview(message.chunk.payload))
+            return _decode_chunk(message.chunk)
         case "commit":
             return _decode_commit(message.commit, "commit")
         case _:
@@ -98,6 +100,11 @@ def decode_receipt(message: pb.PushResponse) -> CommitReceipt:
 
 
 def _chunk_to_bytes(chunk: Chunk) -> bytes:
+    if chunk.region_offset is not None:
+        message = pb.PushChunk(
+            header=_encode_header(chunk.header), checksum=chunk.checksum, region_offset=chunk.region_offset
+        )
+        return pb.PushRequest(chunk=message).SerializeToString()
     header = _encode_header(chunk.header).SerializeToString()
     payload_bytes = len(chunk.keys) + len(chunk.values)
     prefix = b"".join(
@@ -134,12 +141,30 @@ def _split_chunk(data: bytes) -> tuple[handoff_pb2.ChunkHeader, int, memoryview]
     return header, checksum, memoryview(data)[at:]
 
 
+def _decode_chunk(message: pb.PushChunk) -> Chunk:
+    fields.part(message, "header", "chunk")
+    if not message.HasField("region_offset"):
+        return _chunk(message.header, message.checksum, memoryview(message.payload))
+    if message.payload:
+        raise BadRequest(
+            "chunk.region_offset is set, and a payload as well; expected one of them",
+            param="chunk.region_offset",
+        )
+    return Chunk(
+        header=_decode_header(message.header, "chunk.header"),
+        checksum=message.checksum,
+        keys=b"",
+        values=b"",
+        region_offset=fields.integer(message, "region_offset", "chunk", least=0),
+    )
+
+
 def _chunk(message: handoff_pb2.ChunkHeader, checksum: int, payload: memoryview) -> Chunk:
     header = _decode_header(message, "chunk.header")
     if header.key_bytes + header.value_bytes != len(payload):
         raise DataLoss(
-            f"chunk {header.sequence} holds {len(payload)} bytes; its header says {header.key_bytes} of keys "
-            f"and {header.value_bytes} of values",
+            f"{header} holds {len(payload)} bytes; its header says {header.key_bytes} of keys and "
+            f"{header.value_bytes} of values",
             check="totals",
         )
     return Chunk(
@@ -182,6 +207,7 @@ def _decode_open(message: pb.PushOpen, path: str) -> Open:
         handoff_id=decode_handoff_id(message.handoff_id, join(path, "handoff_id")),
         generation=fields.integer(message, "generation", path, least=1),
         contract_digest=decode_digest(message.contract_digest, join(path, "contract_digest")),
+        shm=decode_segment(message.shm, join(path, "shm")) if message.HasField("shm") else None,
     )
 
 
@@ -192,6 +218,7 @@ def _encode_commit(commit: Commit) -> pb.PushCommit:
         first_token_id=commit.first_token_id,
         first_token_logprob=commit.first_token_logprob,
         witnesses=[_encode_witness(witness) for witness in commit.witnesses],
+        first_computed_tokens=commit.first_computed_tokens,
     )
 
 
@@ -205,6 +232,7 @@ def _decode_commit(message: pb.PushCommit, path: str) -> Commit:
             _decode_witness(witness, f"{path}.witnesses[{index}]")
             for index, witness in enumerate(message.witnesses)
         ),
+        first_computed_tokens=fields.integer(message, "first_computed_tokens", path, least=0),
     )
 
 

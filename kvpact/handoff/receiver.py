@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from kvpact.clock import Clock, new_nonce
+from kvpact.clock import Clock
 from kvpact.contract.compare import Policy, pairing_reach
 from kvpact.contract.contract import Contract
-from kvpact.errors import BadRequest, Exhausted, Fenced, Unavailable, UnknownHandoff
+from kvpact.errors import BadRequest, Fenced, Unavailable, UnknownHandoff
 from kvpact.handoff.arrival import Arrival
-from kvpact.handoff.chunks import block_count, layer_blocks
+from kvpact.handoff.grants import Grants, Marks
 from kvpact.handoff.handoff_table import HandoffTable, HeldHandoff, ReceiverCounters, ReceiverLimits
 from kvpact.handoff.landing import Landing
 from kvpact.handoff.lease_timer import CallLater, loop_call_later
 from kvpact.handoff.messages import (
+    Chunk,
     CommitReceipt,
     HandoffState,
     HandoffTerms,
@@ -28,13 +29,11 @@ from kvpact.handoff.messages import (
     Reservation,
 )
 from kvpact.handoff.pairing import Judged, PairBook
-from kvpact.handoff.session import Expected, new_session
+from kvpact.handoff.reader_transports import ReaderTransports
 from kvpact.handoff.terms import check_terms, positions_of
 from kvpact.handoff.trust import CanaryJudge, Verifier
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.types import BlockId, ContractDigest, HandoffId, Verdict, WorkerLife
-
-TRANSPORTS = ("grpc",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +62,7 @@ class Receiver:
         judge: judges the probes of new pairs, which reserve nothing else before; None asks for none.
         executor: threads for landings; None takes the event loop's own.
         call_later: sets the alarm for leases; None takes the running event loop's.
+        marks: nonces and the first generation; a replay gives those that were recorded.
     """
 
     def __init__(
@@ -79,14 +79,20 @@ class Receiver:
         limits: ReceiverLimits | None = None,
         executor: Executor | None = None,
         call_later: CallLater = loop_call_later,
+        marks: Marks | None = None,
+        transports: ReaderTransports | None = None,
     ) -> None:
         self._life = life
         self._contract = contract
-        self._pool = pool
         self._limits = limits or ReceiverLimits()
         self._pairs = PairBook(contract, policy)
+        self._transports = transports or ReaderTransports()
         self._table = HandoffTable(pool=pool, clock=clock, limits=self._limits, call_later=call_later)
+        self._table.on_end = self._transports.handoff_ended
         self._judge = judge
+        self._grants = Grants(
+            contract=contract, pool=pool, limits=self._limits, marks=marks, transports=self._transports
+        )
         self._arrival = Arrival(
             table=self._table,
             pairs=self._pairs,
@@ -94,8 +100,9 @@ class Receiver:
             verifier=verifier,
             judge=judge,
             executor=executor,
+            prefixes=self._grants.prefixes,
+            transports=self._transports,
         )
-        self._generation = 0
         self._draining = False
 
     async def pair(self, offer: PairOffer) -> PairAnswer:
@@ -106,7 +113,11 @@ class Receiver:
             writer = handoff.terms.writer
             if writer.worker == offer.writer.worker and writer != offer.writer and handoff.commit is None:
                 self._table.end(handoff, "its writer restarted")
-        return PairAnswer(verdict=verdict, reader_contract=self._contract)
+        return PairAnswer(
+            verdict=verdict,
+            reader_contract=self._contract,
+            transports=await self._transports.offers(offer.writer, offer.shm_trial),
+        )
 
     async def reserve(self, terms: HandoffTerms, max_output_tokens: int) -> Reservation:
         """See ReaderPort. The same terms under the same id give the same reservation."""
@@ -125,27 +136,20 @@ class Receiver:
         if terms.canary:
             self._check_canary(terms, judged)
         else:
-            self._check_room(terms, max_output_tokens)
+            self._grants.check_room(terms, max_output_tokens)
             if self._judge is not None:
                 self._pairs.require_probe(terms)
-        handoff = self._grant(terms, max_output_tokens, judged)
+        handoff = self._grants.grant(terms, max_output_tokens, judged)
         self._table.add(handoff)
         return handoff.reservation
-
-    def _check_room(self, terms: HandoffTerms, max_output_tokens: int) -> None:
-        """Refuses what could never be decoded to its end, before anything is computed for it."""
-        total, size = self._pool.counts().total, self._contract.layout.block_size
-        tokens = min(terms.table_length, len(terms.token_ids) + max_output_tokens) - 1
-        if block_count(tokens, size) > total:
-            raise BadRequest(
-                f"{tokens} tokens can't fit in {total} blocks of {size}; "
-                "ask for fewer tokens or raise decode.cache.blocks",
-                param="max_tokens",
-            )
 
     async def push(self, parts: AsyncIterator[PushPart]) -> CommitReceipt:
         """See ReaderPort. A cancelled or broken stream ends the handoff at once."""
         return await self._arrival.take_in(parts)
+
+    def inline(self, chunk: Chunk) -> Chunk | None:
+        """A chunk of a running push with its payload, wherever that lies; None where it lies nowhere."""
+        return self._arrival.inline(chunk)
 
     async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
         """See ReaderPort."""
@@ -153,8 +157,12 @@ class Receiver:
         self._table.renew(self._table.find(handoff_id))
         return self._limits.lease_s
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """See ReaderPort. A handoff that Decode took stays the decoder's to end."""
+        if writer_stopped:
+            self._transports.writer_stopped(handoff_id)
         handoff = self._table.get(handoff_id)
         if handoff is not None:
             state = handoff.state
@@ -173,9 +181,8 @@ class Receiver:
             token_ids: prompt and first token as the order to decode has them.
 
         Raises:
-            Fenced: another life is meant, or the handoff was taken before.
+            Fenced: another life or other tokens are meant, or the handoff was taken before.
             UnknownHandoff: it ended, was never reserved, or isn't committed.
-            BadRequest: token_ids aren't what was handed over.
         """
         self._check_life(life)
         handoff = self._table.find(handoff_id)
@@ -183,8 +190,10 @@ class Receiver:
         if commit is None:
             raise UnknownHandoff(f"handoff {handoff_id.hex()} isn't committed", handoff_id=handoff_id)
         if token_ids != (*terms.token_ids, commit.first_token_id):
-            raise BadRequest(
-                "token_ids aren't the prompt and first token that were handed over", param="token_ids"
+            raise Fenced(
+                "token_ids aren't the prompt and first token that were handed over",
+                expected=f"{len(terms.token_ids)} prompt tokens, then token {commit.first_token_id}",
+                found=f"{len(token_ids)} tokens, the last one {token_ids[-1] if token_ids else 'none'}",
             )
         return Taken(
             handoff_id=handoff_id,
@@ -218,9 +227,14 @@ class Receiver:
         """Counts of this process life."""
         return self._table.counters
 
+    def quarantined_bytes(self) -> int:
+        """Staging that nobody may have, since the writer of an ended handoff might still write into it."""
+        return self._transports.quarantined_bytes()
+
     def close(self) -> None:
         """Ends every handoff and takes the alarm back."""
         self._table.close()
+        self._transports.close()
 
     def _check_life(self, meant: WorkerLife) -> None:
         if meant != self._life:
@@ -243,54 +257,6 @@ class Receiver:
             expected="a new handoff id",
             found=found,
         )
-
-    def _grant(self, terms: HandoffTerms, max_output_tokens: int, judged: Judged) -> HeldHandoff:
-        """A handoff with all its blocks, or none."""
-        limits, layout = self._limits, judged.contract.layout
-        blocks = self._allocate(terms)
-        self._generation += 1
-        expected = Expected(
-            handoff_id=terms.handoff_id,
-            generation=self._generation,
-            contract_digest=terms.contract_digest,
-            block_count=block_count(len(terms.token_ids), layout.block_size),
-            layers=layer_blocks(judged.contract, terms.required, terms.positions),
-            chunk_cap_bytes=limits.chunk_cap_bytes,
-        )
-        reservation = Reservation(
-            handoff_id=terms.handoff_id,
-            generation=self._generation,
-            lease_s=limits.lease_s,
-            held_prefix_tokens=0,
-            chunk_cap_bytes=limits.chunk_cap_bytes,
-            transports=TRANSPORTS,
-            nonce=new_nonce(),
-        )
-        return HeldHandoff(
-            terms=terms,
-            max_output_tokens=max_output_tokens,
-            reservation=reservation,
-            judged=judged,
-            session=new_session(expected),
-            blocks=blocks,
-        )
-
-    def _allocate(self, terms: HandoffTerms) -> tuple[BlockId, ...]:
-        """Blocks for a prompt, in the reader's block size; those of users leave some free for growth."""
-        needed = block_count(len(terms.token_ids), self._contract.layout.block_size)
-        counts = self._pool.counts()
-        if needed > counts.total:
-            raise BadRequest(
-                f"the prompt takes {needed} blocks, the pool has {counts.total}", param="terms.token_ids"
-            )
-        watermark = 0 if terms.canary else min(self._limits.growth_watermark_blocks, counts.total - needed)
-        if counts.free - needed < watermark:
-            raise Exhausted(
-                f"the prompt takes {needed} blocks; {counts.free} of {counts.total} are free, "
-                f"{watermark} stay so",
-                retry_after_s=self._limits.retry_after_s,
-            )
-        return self._pool.allocate(needed, "canary" if terms.canary else "handoff")
 
     def _check_canary(self, terms: HandoffTerms, judged: Judged) -> None:
         if self._judge is None:

@@ -23,7 +23,9 @@ class WorkerFacts(Protocol):
     async def renew(self, handoff_id: HandoffId, life: WorkerLife) -> float:
         """Extends a lease; seconds from now on. Raises UnknownHandoff or Fenced."""
 
-    async def release(self, handoff_id: HandoffId, reason: str) -> HandoffState | None:
+    async def release(
+        self, handoff_id: HandoffId, reason: str, *, writer_stopped: bool = False
+    ) -> HandoffState | None:
         """Gives a handoff up at any state, running work of it included; idempotent. The state before."""
 
     async def verdict(self, writer_digest: ContractDigest, reader_digest: ContractDigest) -> Verdict:
@@ -53,7 +55,12 @@ class WorkerService(handoff_pb2_grpc.WorkerServiceServicer):
     ) -> pb.ReleaseResponse:
         """Gives a handoff up."""
         async with answering(context):
-            state = await self._facts.release(codec.decode_handoff_id(request.handoff_id), request.reason)
+            handoff_id = codec.decode_handoff_id(request.handoff_id)
+            reason = codec.decode_reason(request.reason)
+            if request.writer_stopped:
+                state = await self._facts.release(handoff_id, reason, writer_stopped=True)
+            else:
+                state = await self._facts.release(handoff_id, reason)
             return pb.ReleaseResponse(previous_state=codec.encode_state(state))
 
     async def GetVerdict(

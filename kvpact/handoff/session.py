@@ -24,6 +24,12 @@ class Expected:
     """Ascending by layer."""
     chunk_cap_bytes: int
     """A chunk of one block may pass it."""
+    held_blocks: int = 0
+    """Writer's blocks before these are held by the reader, which shares them: nothing may land there."""
+    most_cached_tokens: int = 0
+    """Prompt tokens that the writer may have taken from its own cache: not those of its last block."""
+    block_size: int = 1
+    """Tokens in a block of the writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +72,14 @@ class Session:
         _fence("handoff id", expected.handoff_id.hex(), header.handoff_id.hex())
         _fence("generation", str(expected.generation), str(header.generation))
         if header.sequence != self.chunk_count:
-            raise DataLoss(
-                f"chunk {header.sequence} came where {self.chunk_count} was expected", check="order"
-            )
+            raise DataLoss(f"{header} came where chunk {self.chunk_count} was expected", check="order")
         index = _layer_index(expected.layers, header.layer)
         self._check_range(header)
         self._check_bytes(header, expected.layers[index], key_bytes, value_bytes)
         blocks = ((1 << header.block_count) - 1) << header.block_start
-        if self.landed[index] & blocks:
-            raise DataLoss(
-                f"chunk {header.sequence}: a block of layer {header.layer} came twice", check="order"
-            )
+        again = self.landed[index] & blocks
+        if again:
+            raise DataLoss(f"{header}: block {_first(again)} came twice", check="order")
         landed = (*self.landed[:index], self.landed[index] | blocks, *self.landed[index + 1 :])
         payload_bytes = self.payload_bytes + key_bytes + value_bytes
         return replace(self, landed=landed, chunk_count=self.chunk_count + 1, payload_bytes=payload_bytes)
@@ -86,27 +89,57 @@ class Session:
 
         Raises:
             DataLoss: totals differ, or required blocks are missing.
+            BadRequest: the writer says that it computed less than it must.
         """
         if not self.opened:
             raise BadRequest("commit came before open", param="push.part")
+        self._check_first_computed(commit.first_computed_tokens)
+        holes = self._holes()
         for what, told, seen in (
             ("chunks", commit.chunk_count, self.chunk_count),
             ("bytes", commit.payload_bytes, self.payload_bytes),
         ):
             if told != seen:
-                raise DataLoss(f"the writer sent {told} {what}, {seen} arrived", check="totals")
+                text = f"the writer sent {told} {what}, {seen} arrived"
+                raise DataLoss(f"{text}; {holes}" if holes else text, check="totals")
+        if holes:
+            raise DataLoss(holes, check="holes")
+
+    def _check_first_computed(self, tokens: int) -> None:
+        most, size = self.expected.most_cached_tokens, self.expected.block_size
+        if not 0 <= tokens <= most or tokens % size:
+            raise BadRequest(
+                f"commit.first_computed_tokens is {tokens}; at most {most} tokens of this prompt can come "
+                f"from a cache, in whole blocks of {size}",
+                param="commit.first_computed_tokens",
+            )
+
+    def layers_with(self, start: int, stop: int) -> frozenset[int]:
+        """Layers of which all the writer's blocks [start, stop) landed."""
+        blocks = (1 << stop) - (1 << start)
+        layers = zip(self.expected.layers, self.landed, strict=True)
+        return frozenset(entry.layer for entry, landed in layers if landed & blocks == blocks)
+
+    def _holes(self) -> str:
+        """What the first layer lacks that isn't whole, for people; empty where nothing is missing."""
         for blocks, landed in zip(self.expected.layers, self.landed, strict=True):
             needed = (1 << self.expected.block_count) - (1 << blocks.first_block)
             missing = needed & ~landed
             if missing:
-                first = (missing & -missing).bit_length() - 1
-                raise DataLoss(
-                    f"layer {blocks.layer}: {missing.bit_count()} blocks are missing, block {first} first",
-                    check="holes",
+                return (
+                    f"layer {blocks.layer}: {missing.bit_count()} blocks are missing, "
+                    f"block {_first(missing)} first"
                 )
+        return ""
 
     def _check_range(self, header: ChunkHeader) -> None:
         stop = header.block_start + header.block_count
+        if 0 <= header.block_start < self.expected.held_blocks:
+            raise BadRequest(
+                f"chunk {header.sequence} is for blocks [{header.block_start}, {stop}); the reader holds "
+                f"those before block {self.expected.held_blocks}",
+                param="chunk.header.block_start",
+            )
         if header.block_start < 0 or header.block_count < 1 or stop > self.expected.block_count:
             raise BadRequest(
                 f"chunk {header.sequence} is for blocks [{header.block_start}, {stop}); the prompt has "
@@ -136,12 +169,17 @@ class Session:
                     param=f"chunk.header.{name}",
                 )
             if told != found:
-                raise DataLoss(f"chunk {header.sequence}: {name} is {told}, {found} arrived", check="totals")
+                raise DataLoss(f"{header}: {name} is {told}, {found} arrived", check="totals")
 
 
 def new_session(expected: Expected) -> Session:
     """Nothing arrived yet."""
     return Session(expected=expected, landed=(0,) * len(expected.layers))
+
+
+def _first(blocks: int) -> int:
+    """The lowest block of a bit set that isn't empty."""
+    return (blocks & -blocks).bit_length() - 1
 
 
 def _layer_index(layers: Sequence[LayerBlocks], layer: int) -> int:

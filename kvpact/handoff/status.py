@@ -22,6 +22,7 @@ from kvpact.errors import (
     Fenced,
     KvpactError,
     NoCompatiblePair,
+    NotPermitted,
     SelfCheckFailed,
     Unavailable,
     UnknownHandoff,
@@ -45,6 +46,7 @@ STATUS_KEY = "grpc-status-details-bin"
 DETAILS_CAP_BYTES = 4096
 """Trailers beyond about 8 KiB would arrive as RESOURCE_EXHAUSTED."""
 MESSAGE_CAP = 1024
+MOST_RETRY_AFTER_S = 86_400.0
 VALUE_CAP = 512
 HINT_KEY = "cut"
 HINT = "values were cut; GetVerdict with both digests gives the whole verdict"
@@ -67,10 +69,13 @@ _FROM_REASON: dict[str, Callable[[str, Facts], KvpactError]] = {
         message, expected=facts.get("expected", ""), found=facts.get("found", "")
     ),
     Exhausted.reason: lambda message, facts: Exhausted(
-        message, retry_after_s=float(facts.get("retry_after_s", "1"))
+        message, retry_after_s=_retry_after_s(facts.get("retry_after_s", "1"))
     ),
     DataLoss.reason: lambda message, facts: DataLoss(message, check=facts.get("check", "")),
     Unavailable.reason: lambda message, _: Unavailable(message),
+    NotPermitted.reason: lambda message, facts: NotPermitted(
+        message, method=facts.get("method", ""), names=facts.get("names", "")
+    ),
     SelfCheckFailed.reason: lambda message, _: SelfCheckFailed(message),
 }
 
@@ -160,6 +165,14 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
         await abort(context, KvpactError("internal error; the worker's log has it"))
 
 
+def _retry_after_s(text: str) -> float:
+    """Seconds that a peer says, from 0 up to MOST_RETRY_AFTER_S; raises ValueError for what is no number."""
+    seconds = float(text)
+    if not 0 <= seconds <= MOST_RETRY_AFTER_S:
+        raise ValueError("retry_after_s is out of range")
+    return seconds
+
+
 def _parse(data: bytes) -> KvpactError | None:
     status = status_pb2.Status()
     try:
@@ -197,7 +210,7 @@ def _short_verdict(facts: Facts) -> Verdict:
 
 def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
     packed = any_pb2.Any()
-    packed.Pack(message)
+    packed.Pack(message, deterministic=True)
     return packed
 
 

@@ -152,6 +152,8 @@ def _check_tables(terms: HandoffTerms, writer: Contract) -> None:
 
 def _check_required(terms: HandoffTerms, writer: Contract) -> None:
     shipped = {entry.group: entry for entry in terms.required}
+    if len(shipped) != len(terms.required) or not shipped.keys() <= set(range(len(writer.layer_groups))):
+        raise _refusal("required", "names a layer group twice, or one that the paired contract hasn't")
     for expected in required_positions(writer, terms.next_position):
         found = shipped.get(expected.group)
         if found is None or found.start > expected.start or found.end != expected.end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kvpact.handoff import codec_fields as fields
 from kvpact.handoff.codec_fields import DIGEST_BYTES, ID_BYTES, join
@@ -15,6 +16,15 @@ from kvpact.handoff.messages import (
     PairOffer,
     RequiredPositions,
     Reservation,
+)
+from kvpact.handoff.transport_choice import GRPC
+from kvpact.handoff.transport_codec import (
+    decode_nixl_region,
+    decode_segment,
+    decode_transport_offers,
+    encode_nixl_region,
+    encode_segment,
+    encode_transport_offers,
 )
 from kvpact.handoff.verdict_codec import decode_digest, decode_verdict, encode_verdict
 from kvpact.handoff.worker_codec import (
@@ -37,6 +47,7 @@ def encode_offer(offer: PairOffer) -> decode_pb2.PairRequest:
         writer=encode_life(offer.writer),
         reader=encode_life(offer.reader),
         contract=offer.contract,
+        shm_trial=None if offer.shm_trial is None else encode_segment(offer.shm_trial),
     )
 
 
@@ -48,13 +59,16 @@ def decode_offer(message: decode_pb2.PairRequest) -> PairOffer:
         writer=decode_life(message.writer, fields.part(message, "writer", "")),
         reader=decode_life(message.reader, fields.part(message, "reader", "")),
         contract=message.contract,
+        shm_trial=decode_segment(message.shm_trial, "shm_trial") if message.HasField("shm_trial") else None,
     )
 
 
 def encode_answer(answer: PairAnswer) -> decode_pb2.PairResponse:
     """Verdict and the reader's contract."""
     return decode_pb2.PairResponse(
-        verdict=encode_verdict(answer.verdict), reader_contract=encode_contract(answer.reader_contract)
+        verdict=encode_verdict(answer.verdict),
+        reader_contract=encode_contract(answer.reader_contract),
+        transports=encode_transport_offers(answer.transports),
     )
 
 
@@ -63,17 +77,24 @@ def decode_answer(message: decode_pb2.PairResponse) -> PairAnswer:
     return PairAnswer(
         verdict=decode_verdict(message.verdict, fields.part(message, "verdict", "")),
         reader_contract=decode_contract(message.reader_contract, fields.part(message, "reader_contract", "")),
+        transports=decode_transport_offers(message.transports, "transports"),
     )
 
 
 def encode_reserve(terms: HandoffTerms, max_output_tokens: int) -> decode_pb2.ReserveRequest:
     """Request for room."""
-    return decode_pb2.ReserveRequest(terms=encode_terms(terms), max_output_tokens=max_output_tokens)
+    return decode_pb2.ReserveRequest(
+        terms=encode_terms(terms),
+        max_output_tokens=max_output_tokens,
+        transport="" if terms.transport == GRPC else terms.transport,
+    )
 
 
 def decode_reserve(message: decode_pb2.ReserveRequest) -> tuple[HandoffTerms, int]:
     """Terms and the number of output tokens that will be asked."""
     terms = decode_terms(message.terms, fields.part(message, "terms", ""))
+    if message.transport:
+        terms = replace(terms, transport=fields.name(message.transport, "transport"))
     return terms, fields.integer(message, "max_output_tokens", "", least=1)
 
 
@@ -159,6 +180,7 @@ def encode_reservation(reservation: Reservation) -> pb.Reservation:
         chunk_cap_bytes=reservation.chunk_cap_bytes,
         transports=reservation.transports,
         nonce=reservation.nonce,
+        nixl=None if reservation.nixl is None else encode_nixl_region(reservation.nixl),
     )
 
 
@@ -172,6 +194,7 @@ def decode_reservation(message: pb.Reservation, path: str = "reservation") -> Re
         chunk_cap_bytes=fields.integer(message, "chunk_cap_bytes", path, least=1),
         transports=tuple(message.transports),
         nonce=fields.octets(message.nonce, join(path, "nonce"), length=ID_BYTES),
+        nixl=decode_nixl_region(message.nixl, join(path, "nixl")) if message.HasField("nixl") else None,
     )
 
 

@@ -19,7 +19,9 @@ class Landed:
     terms: HandoffTerms
     nonce: bytes
     first_computed: int
-    """First token that the writer computed; those before it were held."""
+    """First token that the writer computed; it took those before it from its own cache."""
+    held: int
+    """Tokens that the reader held, in whole blocks of both sides, and that weren't sent."""
     blocks: tuple[BlockId, ...]
     """Hold the prompt in order, in the reader's block size; still the receiver's."""
 

@@ -21,6 +21,7 @@ from kvpact.types import (
 from kvpact.v1 import contract_pb2 as pb
 
 VALUE_CHARACTERS = 256
+MOST_DIFFERENCES = 256
 WORDS = EnumCodec(pb.VerdictWord, "VERDICT_WORD", VerdictWord)
 IDENTITIES = EnumCodec(pb.IdentityRelation, "IDENTITY_RELATION", IdentityRelation)
 RELATIONS = EnumCodec(pb.Relation, "RELATION", Relation)
@@ -47,6 +48,9 @@ def decode_verdict(message: pb.Verdict, path: str = "verdict") -> Verdict:
     Raises:
         BadRequest: a field is unset or unknown; `param` is its path.
     """
+    if len(message.differences) > MOST_DIFFERENCES:
+        found = f"are {len(message.differences)}; at most {MOST_DIFFERENCES} are taken"
+        raise fields.refusal(join(path, "differences"), found)
     return Verdict(
         word=WORDS.decode(message.word, join(path, "word")),
         identity=IDENTITIES.decode(message.identity, join(path, "identity")),
@@ -96,14 +100,14 @@ def _encode_difference(difference: Difference) -> pb.Difference:
 
 def _decode_difference(message: pb.Difference, path: str) -> Difference:
     return Difference(
-        field=fields.text(message.field, join(path, "field")),
+        field=fields.name(message.field, join(path, "field")),
         layers=tuple(message.layers),
-        writer=message.writer,
-        reader=message.reader,
+        writer=fields.told(message.writer),
+        reader=fields.told(message.reader),
         relation=RELATIONS.decode(message.relation, join(path, "relation")),
         action=ACTIONS.decode(message.action, join(path, "action")),
-        remedy=message.remedy,
-        explanation=message.explanation,
+        remedy=fields.told(message.remedy),
+        explanation=fields.told(message.explanation),
     )
 
 
@@ -112,7 +116,8 @@ def _decode_step(message: pb.PlanStep, path: str) -> PlanStep:
         op = PlanOp(message.op)
     except ValueError as error:
         known = ", ".join(PlanOp)
-        raise fields.refusal(join(path, "op"), f"is {message.op!r}; expected one of {known}") from error
+        found = fields.shown(message.op)
+        raise fields.refusal(join(path, "op"), f"is {found}; expected one of {known}") from error
     return PlanStep(
         op=op,
         exactness=EXACTNESSES.decode(message.exactness, join(path, "exactness")),

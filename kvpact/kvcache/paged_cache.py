@@ -8,7 +8,10 @@ reading and writing go through row numbers and never copy a block to turn its ax
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvpact.contract.contract import Contract
@@ -16,6 +19,9 @@ from kvpact.errors import BadRequest
 from kvpact.types import AxisOrder, BlockId, ByteOrder, Dtype, LayerKind, Packing, QuantizationScheme
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.FLOAT16: torch.float16, Dtype.BFLOAT16: torch.bfloat16}
+
+
+Octets: TypeAlias = npt.NDArray[np.uint8]
 
 
 class PagedCache:
@@ -42,6 +48,7 @@ class PagedCache:
             self._storage(total_blocks, group.kv_heads, group.value_dim, layout.value_dtype)
             for group in groups
         ]
+        self._octets = list(zip(map(_octets_of, self._keys), map(_octets_of, self._values), strict=True))
 
     def _storage(self, blocks: int, heads: int, dim: int, dtype: Dtype) -> torch.Tensor:
         axes = (heads, self.block_size) if self._head_major else (self.block_size, heads)
@@ -55,6 +62,13 @@ class PagedCache:
     def storage(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tensors of keys and values of all blocks of `layer` themselves, [blocks, ...], contiguous."""
         return self._keys[layer], self._values[layer]
+
+    def octets(self, layer: int) -> tuple[Octets, Octets]:
+        """The same as bytes, [blocks, bytes of a block], of a cache in host memory."""
+        keys, values = self._octets[layer]
+        assert keys is not None, "the cache isn't in host memory"
+        assert values is not None, "the cache isn't in host memory"
+        return keys, values
 
     def slots(self, blocks: Sequence[BlockId], start: int, end: int) -> torch.Tensor:
         """Slot, block * S + offset, of each token [start, end) of a sequence in `blocks`: int64 [T]."""
@@ -98,8 +112,26 @@ class PagedCache:
         self.put(layer, self.rows(slots_T, self._heads[layer]), k_THD.to(self.device), v_THD.to(self.device))
 
     def read_blocks(self, layer: int, blocks: torch.Tensor) -> tuple[memoryview, memoryview]:
-        """Bytes of `blocks` as stored, keys then values: copies in host memory that belong to the caller."""
+        """Bytes of `blocks` as stored, keys then values, in host memory.
+
+        Views of the cache where it `lends` them; else copies that belong to the caller.
+        """
+        if self.lends(blocks):
+            there = slice(int(blocks[0]), int(blocks[-1]) + 1)
+            keys, values = (octets[there].reshape(-1).data.toreadonly() for octets in self.octets(layer))
+            return keys, values
         return _bytes_of(self._keys[layer], blocks), _bytes_of(self._values[layer], blocks)
+
+    def lends(self, blocks: torch.Tensor) -> bool:
+        """Whether the bytes of `blocks` lie in host memory in one piece."""
+        return self.device.type == "cpu" and adjacent(blocks.numpy())
+
+    def read_blocks_into(
+        self, layer: int, blocks: torch.Tensor, keys: memoryview, values: memoryview
+    ) -> None:
+        """Writes the bytes of `blocks` as stored into buffers of the caller, each of exactly their size."""
+        _copy_into(self._keys[layer], blocks, keys)
+        _copy_into(self._values[layer], blocks, values)
 
     def zero_tail(self, blocks: torch.Tensor, valid_tokens: int) -> None:
         """Zeroes, in all layers, the slots of a sequence in `blocks` from token `valid_tokens` on."""
@@ -110,6 +142,18 @@ class PagedCache:
                 storage.view(-1, storage.shape[-1]).index_fill_(0, rows, 0)
 
 
+def adjacent(blocks: npt.NDArray[np.integer[Any]]) -> bool:
+    """Whether each block but the first is the next one after that before it; there is at least one."""
+    return bool((blocks[1:] - blocks[:-1] == 1).all())
+
+
+def _octets_of(storage: torch.Tensor) -> Octets | None:
+    if storage.device.type != "cpu":
+        return None
+    octets: Octets = storage.view(torch.uint8).numpy()
+    return octets.reshape(storage.shape[0], -1)
+
+
 def _gather(storage: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     flat = storage.view(-1, storage.shape[-1]).index_select(0, rows.reshape(-1))
     return flat.view(*rows.shape, storage.shape[-1])
@@ -118,6 +162,16 @@ def _gather(storage: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _bytes_of(storage: torch.Tensor, blocks: torch.Tensor) -> memoryview:
     chosen = storage.index_select(0, blocks.to(storage.device)).cpu()
     return chosen.view(torch.uint8).numpy().reshape(-1).data
+
+
+def _copy_into(storage: torch.Tensor, blocks: torch.Tensor, out: memoryview) -> None:
+    target = torch.frombuffer(out, dtype=storage.dtype).view(blocks.numel(), *storage.shape[1:])
+    if adjacent(blocks.numpy()):
+        target.copy_(storage[int(blocks[0]) : int(blocks[-1]) + 1])
+    elif storage.device.type == "cpu":
+        torch.index_select(storage, 0, blocks, out=target)
+    else:
+        target.copy_(storage.index_select(0, blocks.to(storage.device)))
 
 
 def _check_storable(contract: Contract) -> None:

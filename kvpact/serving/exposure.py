@@ -18,18 +18,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_plaintext(key: str, host: str, *, insecure: bool) -> None:
-    """Lets plaintext gRPC through on loopback, or where `insecure` is set, which is logged.
+def check_plaintext(key: str, host: str, *, insecure: bool, encrypted: bool = False) -> None:
+    """Lets gRPC through with tls, on loopback, or where `insecure` is set, which is logged.
 
     Raises:
         BadRequest: `host` is reachable by others and nobody said that this is meant.
     """
-    if is_loopback(host):
+    if encrypted or is_loopback(host):
         return
     if not insecure:
         raise BadRequest(
-            f"{key} is {host}, which others can reach, and workers' traffic isn't encrypted; bind 127.0.0.1, "
-            "or set insecure: true beside it if the network is yours alone",
+            f"{key} is {host}, which others can reach, and workers' traffic isn't encrypted; set tls "
+            "(`kvpact tls init DIR` makes certificates), bind 127.0.0.1, or set insecure: true beside it if "
+            "the network is yours alone",
             param=key,
         )
     logger.warning("%s is %s without encryption: whoever reaches it can use and release handoffs", key, host)

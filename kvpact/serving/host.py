@@ -24,8 +24,8 @@ class Worker(Protocol):
     async def drain(self) -> int:
         """Takes no new work from now on; requests that still run."""
 
-    async def stop(self) -> None:
-        """Ends everything that `start` began."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Ends everything that `start` began. Running calls get some seconds, or with `at_once` an error."""
 
     def alive(self) -> bool:
         """Whether it still computes."""

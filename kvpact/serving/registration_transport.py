@@ -11,13 +11,21 @@ import grpc
 
 from kvpact.contract.contract import Contract
 from kvpact.handoff import codec
-from kvpact.types import Role, WorkerLife, WorkerLoad
+from kvpact.handoff.security_transport import PLAINTEXT, Security
+from kvpact.tls import PeerRole
+from kvpact.types import Role, WorkerCounters, WorkerLife, WorkerLoad
 from kvpact.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 CALL_DEADLINE_S = 5.0
 RETRY_S = 0.5
+SHORTEST_PAUSE_S = 0.05
+"""Between heartbeats, whatever interval a coordinator asks for."""
+
+
+async def _ignore(obstacle: str) -> None:
+    """Takes no notice."""
 
 
 class Registrar:
@@ -32,9 +40,15 @@ class Registrar:
         endpoint: str,
         contract: Contract,
         load: Callable[[], WorkerLoad],
+        counters: Callable[[], WorkerCounters] = WorkerCounters,
+        security: Security = PLAINTEXT,
+        on_obstacle: Callable[[str], Awaitable[None]] = _ignore,
     ) -> None:
+        """`on_obstacle` is told after each try why no request can reach this worker; empty where one can."""
         self._life = life
         self._load = load
+        self._counters = counters
+        self._on_obstacle = on_obstacle
         self._registration = coordinator_pb2.RegisterRequest(
             worker=codec.encode_life(life),
             role=codec.encode_role(role),
@@ -42,8 +56,8 @@ class Registrar:
             contract=codec.encode_contract(contract),
             pid=os.getpid(),
         )
-        self._channel = grpc.aio.insecure_channel(coordinator)
-        self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
+        self._link = security.link(coordinator, PeerRole.COORDINATOR)
+        self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._link.channel)
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -57,12 +71,16 @@ class Registrar:
         if self._task is not None:
             await self._task
             self._task = None
-        await self._channel.close()
+        await self._link.channel.close()
+
+    async def beat(self) -> None:
+        """Says what the worker carries now, beside the beats that come by themselves; a failure is logged."""
+        await self._try(self._beat)
 
     async def _announce(self) -> None:
         while not self._stopped.is_set():
             interval_s = await self._try(self._register)
-            while interval_s is not None and not await self._pause(interval_s):
+            while interval_s is not None and not await self._pause(max(interval_s, SHORTEST_PAUSE_S)):
                 if await self._try(self._beat) is None:
                     break
             if interval_s is None:
@@ -77,16 +95,21 @@ class Registrar:
 
     async def _beat(self) -> float | None:
         request = coordinator_pb2.HeartbeatRequest(
-            worker=codec.encode_life(self._life), load=codec.encode_load(self._load())
+            worker=codec.encode_life(self._life),
+            load=codec.encode_load(self._load()),
+            counters=codec.encode_counters(self._counters()),
         )
         response = await self._stub.Heartbeat(request, timeout=CALL_DEADLINE_S)
+        if not response.register_again:
+            await self._on_obstacle(response.obstacle)
         return None if response.register_again else 0.0
 
     async def _try(self, call: Callable[[], Awaitable[float | None]]) -> float | None:
         try:
             return await call()
         except grpc.aio.AioRpcError as error:
-            logger.warning("coordinator answered %s: %s", error.code().name, error.details())
+            logger.warning("announcing this worker failed: %s", self._link.failure(error))
+            await self._on_obstacle("its coordinator doesn't answer")
         except Exception:
             logger.exception("announcing this worker failed; it is tried again")
         return None

@@ -7,16 +7,19 @@ from collections.abc import Callable
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from kvpact.errors import Unavailable
+from kvpact.handoff.security_transport import PLAINTEXT, Security
 
 GRACE_S = 5.0
+READY = "kvpact.ready"
+"""Name under which the health service tells readiness; the empty name tells that the process lives."""
 
 
 class WorkerServer:
     """Owns a gRPC server from `start` to `stop`."""
 
-    def __init__(self) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    def __init__(self, security: Security = PLAINTEXT) -> None:
+        self._security = security
+        self._server = security.make_server([("grpc.so_reuseport", 0)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -30,13 +33,16 @@ class WorkerServer:
         Raises:
             Unavailable: the address can't be bound.
         """
-        try:
-            bound = self._server.add_insecure_port(f"{bind}:{port}")
-        except RuntimeError as error:
-            raise Unavailable(f"can't bind {bind}:{port}; is another process on that port?") from error
+        bound = self._security.bind(self._server, f"{bind}:{port}")
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(False)
         return f"{advertise_host}:{bound}"
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tells health checks whether it is for new work; it answers either way."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set(READY, status.SERVING if ready else status.NOT_SERVING)
 
     async def stop(self) -> None:
         """Takes no new calls, gives running ones GRACE_S seconds, then ends them."""

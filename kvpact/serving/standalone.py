@@ -13,10 +13,12 @@ import typer
 
 from kvpact.config import Config, load_config
 from kvpact.errors import KvpactError
+from kvpact.serving.draining import finish
 from kvpact.serving.host import Worker
 from kvpact.types import Role
 
 EXIT_FAILED = 1
+CAPTURE = "Decode workers: folder in which each handoff becomes a .kvpact file, NAME/..., prompts included."
 
 
 class BuildWorker(Protocol):
@@ -39,30 +41,41 @@ def run_worker(role: Role, build: BuildWorker) -> None:
         port: Annotated[
             int | None, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks one.")
         ] = None,
+        capture: Annotated[Path | None, typer.Option(help=CAPTURE)] = None,
     ) -> None:
         flags: dict[str, object] = {} if model is None else {"model": model}
+        if capture is not None:
+            flags["handoff"] = {"capture": capture}
         if port is not None:
             flags[role.value] = {"port": port}
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         try:
             settings = load_config(config, flags)
-            asyncio.run(_serve(lambda: build(settings, worker=name, coordinator=coordinator)))
+            drain_s = settings.handoff.drain_s
+            asyncio.run(_serve(lambda: build(settings, worker=name, coordinator=coordinator), drain_s))
         except KvpactError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_FAILED) from error
 
-    serve.__doc__ = f"Serves one {role} worker until it is interrupted."
+    serve.__doc__ = f"Serves one {role} worker until it is interrupted; then it finishes what it has."
     typer.run(serve)
 
 
-async def _serve(build: Callable[[], Worker]) -> None:
-    interrupted = asyncio.Event()
+async def _serve(build: Callable[[], Worker], drain_s: float) -> None:
+    """Serves until a signal, then finishes what runs; a second signal ends it at once."""
+    interrupted, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (hurry if interrupted.is_set() else interrupted).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+        asyncio.get_running_loop().add_signal_handler(number, signalled)
     worker = build()
     endpoint = await worker.start()
     typer.echo(f"serving {endpoint}")
+    left = 0
     try:
         await interrupted.wait()
+        left = await finish(worker, within_s=drain_s, hurry=hurry)
     finally:
-        await worker.stop()
+        await worker.stop(at_once=left > 0)

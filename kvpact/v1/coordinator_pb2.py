@@ -27,7 +27,7 @@ from kvpact.v1 import contract_pb2 as kvpact_dot_v1_dot_contract__pb2
 from kvpact.v1 import handoff_pb2 as kvpact_dot_v1_dot_handoff__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvpact/v1/coordinator.proto\x12\tkvpact.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvpact/v1/contract.proto\x1a\x17kvpact/v1/handoff.proto\"\xc3\x01\n\x0fRegisterRequest\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.kvpact.v1.Role\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12%\n\x08\x63ontract\x18\x04 \x01(\x0b\x32\x13.kvpact.v1.Contract\x12#\n\x04load\x18\x05 \x01(\x0b\x32\x15.kvpact.v1.WorkerLoad\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"I\n\x10RegisterResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"_\n\x10HeartbeatRequest\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.kvpact.v1.WorkerLoad\"+\n\x11HeartbeatResponse\x12\x16\n\x0eregister_again\x18\x01 \x01(\x08\x32\xa1\x01\n\x12\x43oordinatorService\x12\x43\n\x08Register\x12\x1a.kvpact.v1.RegisterRequest\x1a\x1b.kvpact.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.kvpact.v1.HeartbeatRequest\x1a\x1c.kvpact.v1.HeartbeatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvpact/v1/coordinator.proto\x12\tkvpact.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvpact/v1/contract.proto\x1a\x17kvpact/v1/handoff.proto\"\xc3\x01\n\x0fRegisterRequest\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.kvpact.v1.Role\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12%\n\x08\x63ontract\x18\x04 \x01(\x0b\x32\x13.kvpact.v1.Contract\x12#\n\x04load\x18\x05 \x01(\x0b\x32\x15.kvpact.v1.WorkerLoad\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"I\n\x10RegisterResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8c\x01\n\x10HeartbeatRequest\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.kvpact.v1.WorkerLoad\x12+\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x19.kvpact.v1.WorkerCounters\"=\n\x11HeartbeatResponse\x12\x16\n\x0eregister_again\x18\x01 \x01(\x08\x12\x10\n\x08obstacle\x18\x02 \x01(\t2\xa1\x01\n\x12\x43oordinatorService\x12\x43\n\x08Register\x12\x1a.kvpact.v1.RegisterRequest\x1a\x1b.kvpact.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.kvpact.v1.HeartbeatRequest\x1a\x1c.kvpact.v1.HeartbeatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,10 +38,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERREQUEST']._serialized_end=321
   _globals['_REGISTERRESPONSE']._serialized_start=323
   _globals['_REGISTERRESPONSE']._serialized_end=396
-  _globals['_HEARTBEATREQUEST']._serialized_start=398
-  _globals['_HEARTBEATREQUEST']._serialized_end=493
-  _globals['_HEARTBEATRESPONSE']._serialized_start=495
-  _globals['_HEARTBEATRESPONSE']._serialized_end=538
-  _globals['_COORDINATORSERVICE']._serialized_start=541
-  _globals['_COORDINATORSERVICE']._serialized_end=702
+  _globals['_HEARTBEATREQUEST']._serialized_start=399
+  _globals['_HEARTBEATREQUEST']._serialized_end=539
+  _globals['_HEARTBEATRESPONSE']._serialized_start=541
+  _globals['_HEARTBEATRESPONSE']._serialized_end=602
+  _globals['_COORDINATORSERVICE']._serialized_start=605
+  _globals['_COORDINATORSERVICE']._serialized_end=766
 # @@protoc_insertion_point(module_scope)

@@ -33,15 +33,19 @@ class RegisterResponse(_message.Message):
     def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "load")
+    __slots__ = ("worker", "load", "counters")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     worker: _handoff_pb2.Incarnation
     load: _handoff_pb2.WorkerLoad
-    def __init__(self, worker: _Optional[_Union[_handoff_pb2.Incarnation, _Mapping]] = ..., load: _Optional[_Union[_handoff_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
+    counters: _handoff_pb2.WorkerCounters
+    def __init__(self, worker: _Optional[_Union[_handoff_pb2.Incarnation, _Mapping]] = ..., load: _Optional[_Union[_handoff_pb2.WorkerLoad, _Mapping]] = ..., counters: _Optional[_Union[_handoff_pb2.WorkerCounters, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("register_again",)
+    __slots__ = ("register_again", "obstacle")
     REGISTER_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
     register_again: bool
-    def __init__(self, register_again: _Optional[bool] = ...) -> None: ...
+    obstacle: str
+    def __init__(self, register_again: _Optional[bool] = ..., obstacle: _Optional[str] = ...) -> None: ...

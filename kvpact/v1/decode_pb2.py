@@ -27,7 +27,7 @@ from kvpact.v1 import handoff_pb2 as kvpact_dot_v1_dot_handoff__pb2
 from kvpact.v1 import prefill_pb2 as kvpact_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvpact/v1/decode.proto\x12\tkvpact.v1\x1a\x18kvpact/v1/contract.proto\x1a\x17kvpact/v1/handoff.proto\x1a\x17kvpact/v1/prefill.proto\"\x9e\x01\n\x0bPairRequest\x12\x14\n\x0cschema_major\x18\x01 \x01(\x05\x12\x17\n\x0f\x63ontract_digest\x18\x02 \x01(\x0c\x12&\n\x06writer\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12&\n\x06reader\x18\x04 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x10\n\x08\x63ontract\x18\x05 \x01(\x0c\"a\n\x0cPairResponse\x12#\n\x07verdict\x18\x01 \x01(\x0b\x32\x12.kvpact.v1.Verdict\x12,\n\x0freader_contract\x18\x02 \x01(\x0b\x32\x13.kvpact.v1.Contract\"S\n\x0eReserveRequest\x12&\n\x05terms\x18\x01 \x01(\x0b\x32\x17.kvpact.v1.HandoffTerms\x12\x19\n\x11max_output_tokens\x18\x02 \x01(\x05\">\n\x0fReserveResponse\x12+\n\x0breservation\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Reservation\"\x8a\x01\n\x0bPushRequest\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.kvpact.v1.PushOpenH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.kvpact.v1.PushChunkH\x00\x12\'\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x15.kvpact.v1.PushCommitH\x00\x42\x06\n\x04part\"K\n\x08PushOpen\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x17\n\x0f\x63ontract_digest\x18\x03 \x01(\x0c\"V\n\tPushChunk\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.ChunkHeader\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\xc9\x01\n\nPushCommit\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x05\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x03\x12\x1b\n\x0e\x66irst_token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13\x66irst_token_logprob\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12%\n\twitnesses\x18\x05 \x03(\x0b\x32\x12.kvpact.v1.WitnessB\x11\n\x0f_first_token_idB\x16\n\x14_first_token_logprob\"\xde\x01\n\x0cPushResponse\x12\'\n\texactness\x18\x01 \x01(\x0e\x32\x14.kvpact.v1.Exactness\x12\x1a\n\rmax_abs_error\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12!\n\x04plan\x18\x03 \x03(\x0b\x32\x13.kvpact.v1.PlanStep\x12\'\n\x06\x63\x61nary\x18\x04 \x01(\x0b\x32\x17.kvpact.v1.CanaryResult\x12+\n\twitnesses\x18\x05 \x01(\x0b\x32\x18.kvpact.v1.WitnessReportB\x10\n\x0e_max_abs_error\":\n\rWitnessReport\x12\x11\n\trow_count\x18\x01 \x01(\x05\x12\x16\n\x0eshows_rotation\x18\x02 \x01(\x08\"\x9e\x01\n\rDecodeRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12&\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.kvpact.v1.SamplingState\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"S\n\x0e\x44\x65\x63odeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.kvpact.v1.FinishReason2\x86\x02\n\rDecodeService\x12\x37\n\x04Pair\x12\x16.kvpact.v1.PairRequest\x1a\x17.kvpact.v1.PairResponse\x12@\n\x07Reserve\x12\x19.kvpact.v1.ReserveRequest\x1a\x1a.kvpact.v1.ReserveResponse\x12\x39\n\x04Push\x12\x16.kvpact.v1.PushRequest\x1a\x17.kvpact.v1.PushResponse(\x01\x12?\n\x06\x44\x65\x63ode\x12\x18.kvpact.v1.DecodeRequest\x1a\x19.kvpact.v1.DecodeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvpact/v1/decode.proto\x12\tkvpact.v1\x1a\x18kvpact/v1/contract.proto\x1a\x17kvpact/v1/handoff.proto\x1a\x17kvpact/v1/prefill.proto\"\xc8\x01\n\x0bPairRequest\x12\x14\n\x0cschema_major\x18\x01 \x01(\x05\x12\x17\n\x0f\x63ontract_digest\x18\x02 \x01(\x0c\x12&\n\x06writer\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12&\n\x06reader\x18\x04 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x10\n\x08\x63ontract\x18\x05 \x01(\x0c\x12(\n\tshm_trial\x18\x06 \x01(\x0b\x32\x15.kvpact.v1.ShmSegment\"\x90\x01\n\x0cPairResponse\x12#\n\x07verdict\x18\x01 \x01(\x0b\x32\x12.kvpact.v1.Verdict\x12,\n\x0freader_contract\x18\x02 \x01(\x0b\x32\x13.kvpact.v1.Contract\x12-\n\ntransports\x18\x03 \x03(\x0b\x32\x19.kvpact.v1.TransportOffer\"f\n\x0eReserveRequest\x12&\n\x05terms\x18\x01 \x01(\x0b\x32\x17.kvpact.v1.HandoffTerms\x12\x19\n\x11max_output_tokens\x18\x02 \x01(\x05\x12\x11\n\ttransport\x18\x03 \x01(\t\">\n\x0fReserveResponse\x12+\n\x0breservation\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Reservation\"\x8a\x01\n\x0bPushRequest\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.kvpact.v1.PushOpenH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.kvpact.v1.PushChunkH\x00\x12\'\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x15.kvpact.v1.PushCommitH\x00\x42\x06\n\x04part\"o\n\x08PushOpen\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x17\n\x0f\x63ontract_digest\x18\x03 \x01(\x0c\x12\"\n\x03shm\x18\x04 \x01(\x0b\x32\x15.kvpact.v1.ShmSegment\"\x84\x01\n\tPushChunk\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.ChunkHeader\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x1a\n\rregion_offset\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x10\n\x0e_region_offset\"\xe8\x01\n\nPushCommit\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x05\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x03\x12\x1b\n\x0e\x66irst_token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13\x66irst_token_logprob\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12%\n\twitnesses\x18\x05 \x03(\x0b\x32\x12.kvpact.v1.Witness\x12\x1d\n\x15\x66irst_computed_tokens\x18\x06 \x01(\x05\x42\x11\n\x0f_first_token_idB\x16\n\x14_first_token_logprob\"\xde\x01\n\x0cPushResponse\x12\'\n\texactness\x18\x01 \x01(\x0e\x32\x14.kvpact.v1.Exactness\x12\x1a\n\rmax_abs_error\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12!\n\x04plan\x18\x03 \x03(\x0b\x32\x13.kvpact.v1.PlanStep\x12\'\n\x06\x63\x61nary\x18\x04 \x01(\x0b\x32\x17.kvpact.v1.CanaryResult\x12+\n\twitnesses\x18\x05 \x01(\x0b\x32\x18.kvpact.v1.WitnessReportB\x10\n\x0e_max_abs_error\":\n\rWitnessReport\x12\x11\n\trow_count\x18\x01 \x01(\x05\x12\x16\n\x0eshows_rotation\x18\x02 \x01(\x08\"\x9e\x01\n\rDecodeRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12&\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.kvpact.v1.SamplingState\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"S\n\x0e\x44\x65\x63odeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.kvpact.v1.FinishReason\"\xa9\x01\n\x0fGenerateRequest\x12&\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x13table_length_tokens\x18\x03 \x01(\x05\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.kvpact.v1.SamplingState\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"U\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.kvpact.v1.FinishReason2\xcd\x02\n\rDecodeService\x12\x37\n\x04Pair\x12\x16.kvpact.v1.PairRequest\x1a\x17.kvpact.v1.PairResponse\x12@\n\x07Reserve\x12\x19.kvpact.v1.ReserveRequest\x1a\x1a.kvpact.v1.ReserveResponse\x12\x39\n\x04Push\x12\x16.kvpact.v1.PushRequest\x1a\x17.kvpact.v1.PushResponse(\x01\x12?\n\x06\x44\x65\x63ode\x12\x18.kvpact.v1.DecodeRequest\x1a\x19.kvpact.v1.DecodeResponse0\x01\x12\x45\n\x08Generate\x12\x1a.kvpact.v1.GenerateRequest\x1a\x1b.kvpact.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpact.v1.decode_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PAIRREQUEST']._serialized_start=114
-  _globals['_PAIRREQUEST']._serialized_end=272
-  _globals['_PAIRRESPONSE']._serialized_start=274
-  _globals['_PAIRRESPONSE']._serialized_end=371
-  _globals['_RESERVEREQUEST']._serialized_start=373
-  _globals['_RESERVEREQUEST']._serialized_end=456
-  _globals['_RESERVERESPONSE']._serialized_start=458
-  _globals['_RESERVERESPONSE']._serialized_end=520
-  _globals['_PUSHREQUEST']._serialized_start=523
-  _globals['_PUSHREQUEST']._serialized_end=661
-  _globals['_PUSHOPEN']._serialized_start=663
-  _globals['_PUSHOPEN']._serialized_end=738
-  _globals['_PUSHCHUNK']._serialized_start=740
-  _globals['_PUSHCHUNK']._serialized_end=826
-  _globals['_PUSHCOMMIT']._serialized_start=829
-  _globals['_PUSHCOMMIT']._serialized_end=1030
-  _globals['_PUSHRESPONSE']._serialized_start=1033
-  _globals['_PUSHRESPONSE']._serialized_end=1255
-  _globals['_WITNESSREPORT']._serialized_start=1257
-  _globals['_WITNESSREPORT']._serialized_end=1315
-  _globals['_DECODEREQUEST']._serialized_start=1318
-  _globals['_DECODEREQUEST']._serialized_end=1476
-  _globals['_DECODERESPONSE']._serialized_start=1478
-  _globals['_DECODERESPONSE']._serialized_end=1561
-  _globals['_DECODESERVICE']._serialized_start=1564
-  _globals['_DECODESERVICE']._serialized_end=1826
+  _globals['_PAIRREQUEST']._serialized_end=314
+  _globals['_PAIRRESPONSE']._serialized_start=317
+  _globals['_PAIRRESPONSE']._serialized_end=461
+  _globals['_RESERVEREQUEST']._serialized_start=463
+  _globals['_RESERVEREQUEST']._serialized_end=565
+  _globals['_RESERVERESPONSE']._serialized_start=567
+  _globals['_RESERVERESPONSE']._serialized_end=629
+  _globals['_PUSHREQUEST']._serialized_start=632
+  _globals['_PUSHREQUEST']._serialized_end=770
+  _globals['_PUSHOPEN']._serialized_start=772
+  _globals['_PUSHOPEN']._serialized_end=883
+  _globals['_PUSHCHUNK']._serialized_start=886
+  _globals['_PUSHCHUNK']._serialized_end=1018
+  _globals['_PUSHCOMMIT']._serialized_start=1021
+  _globals['_PUSHCOMMIT']._serialized_end=1253
+  _globals['_PUSHRESPONSE']._serialized_start=1256
+  _globals['_PUSHRESPONSE']._serialized_end=1478
+  _globals['_WITNESSREPORT']._serialized_start=1480
+  _globals['_WITNESSREPORT']._serialized_end=1538
+  _globals['_DECODEREQUEST']._serialized_start=1541
+  _globals['_DECODEREQUEST']._serialized_end=1699
+  _globals['_DECODERESPONSE']._serialized_start=1701
+  _globals['_DECODERESPONSE']._serialized_end=1784
+  _globals['_GENERATEREQUEST']._serialized_start=1787
+  _globals['_GENERATEREQUEST']._serialized_end=1956
+  _globals['_GENERATERESPONSE']._serialized_start=1958
+  _globals['_GENERATERESPONSE']._serialized_end=2043
+  _globals['_DECODESERVICE']._serialized_start=2046
+  _globals['_DECODESERVICE']._serialized_end=2379
 # @@protoc_insertion_point(module_scope)

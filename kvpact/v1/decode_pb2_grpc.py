@@ -55,6 +55,11 @@ class DecodeServiceStub:
                 request_serializer=kvpact_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=kvpact_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/kvpact.v1.DecodeService/Generate',
+                request_serializer=kvpact_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=kvpact_dot_v1_dot_decode__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServiceServicer:
@@ -89,6 +94,13 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """Computes a prompt and decodes it on this worker alone; nothing is handed over. Ending the call gives it up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=kvpact_dot_v1_dot_decode__pb2.DecodeRequest.FromString,
                     response_serializer=kvpact_dot_v1_dot_decode__pb2.DecodeResponse.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=kvpact_dot_v1_dot_decode__pb2.GenerateRequest.FromString,
+                    response_serializer=kvpact_dot_v1_dot_decode__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class DecodeService:
             '/kvpact.v1.DecodeService/Decode',
             kvpact_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
             kvpact_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvpact.v1.DecodeService/Generate',
+            kvpact_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
+            kvpact_dot_v1_dot_decode__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,17 +26,17 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvpact.v1 import contract_pb2 as kvpact_dot_v1_dot_contract__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvpact/v1/handoff.proto\x12\tkvpact.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvpact/v1/contract.proto\"2\n\x0bIncarnation\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\"i\n\x0bPositionRun\x12\x12\n\x05start\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x63ount_tokens\x18\x02 \x01(\x05\x12\x17\n\nslot_start\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06_startB\r\n\x0b_slot_start\"Q\n\nGroupTable\x12\x12\n\x05group\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12%\n\x05table\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.RotaryTableB\x08\n\x06_group\"\\\n\x11RequiredPositions\x12\x12\n\x05group\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05start\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x42\x08\n\x06_groupB\x08\n\x06_start\"^\n\x07\x41\x64\x61pter\x12\x16\n\x0eweights_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\r\n\x05\x61lpha\x18\x03 \x01(\x01\x12\r\n\x05scale\x18\x04 \x01(\x01\x12\x0f\n\x07targets\x18\x05 \x03(\t\"\xb6\x03\n\x0cHandoffTerms\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12&\n\x06writer\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12&\n\x06reader\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x17\n\x0f\x63ontract_digest\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctoken_digest\x18\x06 \x01(\x0c\x12)\n\tpositions\x18\x07 \x03(\x0b\x32\x16.kvpact.v1.PositionRun\x12\x1a\n\rnext_position\x18\x08 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x13table_length_tokens\x18\t \x01(\x05\x12%\n\x06tables\x18\n \x03(\x0b\x32\x15.kvpact.v1.GroupTable\x12#\n\x07\x61\x64\x61pter\x18\x0b \x01(\x0b\x32\x12.kvpact.v1.Adapter\x12.\n\x08required\x18\x0c \x03(\x0b\x32\x1c.kvpact.v1.RequiredPositions\x12\x0e\n\x06\x63\x61nary\x18\r \x01(\x08\x42\x10\n\x0e_next_position\"\x81\x01\n\x07Witness\x12\x12\n\x05layer\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x0f\n\x07raw_key\x18\x03 \x01(\x0c\x12\x14\n\x0c\x61ttended_key\x18\x04 \x01(\x0c\x12\r\n\x05value\x18\x05 \x01(\x0c\x42\x08\n\x06_layerB\x0b\n\t_position\"\x88\x02\n\x0b\x43hunkHeader\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x15\n\x08sequence\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05layer\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0b\x62lock_start\x18\x05 \x01(\x05H\x02\x88\x01\x01\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x05\x12\x11\n\tkey_bytes\x18\x07 \x01(\x03\x12\x13\n\x0bvalue_bytes\x18\x08 \x01(\x03\x12\x12\n\nkey_scales\x18\t \x03(\x02\x12\x14\n\x0cvalue_scales\x18\n \x03(\x02\x42\x0b\n\t_sequenceB\x08\n\x06_layerB\x0e\n\x0c_block_start\"\xb7\x01\n\x0bReservation\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12held_prefix_tokens\x18\x04 \x01(\x05\x12\x17\n\x0f\x63hunk_cap_bytes\x18\x05 \x01(\x03\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\r\n\x05nonce\x18\x07 \x01(\x0c\"*\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\x05\x12\r\n\x05total\x18\x02 \x01(\x05\"\xb3\x01\n\x0eWorkerCounters\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x01 \x01(\x03\x12\x1e\n\x16\x63omputed_output_tokens\x18\x02 \x01(\x03\x12\x15\n\rforward_steps\x18\x03 \x01(\x03\x12\x1a\n\x12\x63ommitted_handoffs\x18\x04 \x01(\x03\x12\x17\n\x0f\x66\x61iled_handoffs\x18\x05 \x01(\x03\x12\x15\n\rhandoff_bytes\x18\x06 \x01(\x03\"z\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x05\x12&\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.BlockCounts\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"J\n\x0cRenewRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\"9\n\rRenewResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x0eReleaseRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"B\n\x0fReleaseResponse\x12/\n\x0eprevious_state\x18\x01 \x01(\x0e\x32\x17.kvpact.v1.HandoffState\"A\n\x11GetVerdictRequest\x12\x15\n\rwriter_digest\x18\x01 \x01(\x0c\x12\x15\n\rreader_digest\x18\x02 \x01(\x0c\"9\n\x12GetVerdictResponse\x12#\n\x07verdict\x18\x01 \x01(\x0b\x32\x12.kvpact.v1.Verdict\"\x11\n\x0f\x44\x65scribeRequest\"\xdf\x01\n\x10\x44\x65scribeResponse\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.kvpact.v1.Role\x12%\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x13.kvpact.v1.Contract\x12+\n\x08\x63ounters\x18\x04 \x01(\x0b\x32\x19.kvpact.v1.WorkerCounters\x12#\n\x04load\x18\x05 \x01(\x0b\x32\x15.kvpact.v1.WorkerLoad\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"\x0e\n\x0c\x44rainRequest\")\n\rDrainResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\x05*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*\x9e\x01\n\x0cHandoffState\x12\x1d\n\x19HANDOFF_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HANDOFF_STATE_RESERVED\x10\x01\x12\x1b\n\x17HANDOFF_STATE_COMMITTED\x10\x02\x12\x1a\n\x16HANDOFF_STATE_DECODING\x10\x03\x12\x1a\n\x16HANDOFF_STATE_RELEASED\x10\x04\x32\xd9\x02\n\rWorkerService\x12:\n\x05Renew\x12\x17.kvpact.v1.RenewRequest\x1a\x18.kvpact.v1.RenewResponse\x12@\n\x07Release\x12\x19.kvpact.v1.ReleaseRequest\x1a\x1a.kvpact.v1.ReleaseResponse\x12I\n\nGetVerdict\x12\x1c.kvpact.v1.GetVerdictRequest\x1a\x1d.kvpact.v1.GetVerdictResponse\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvpact.v1.DescribeRequest\x1a\x1b.kvpact.v1.DescribeResponse\x12:\n\x05\x44rain\x12\x17.kvpact.v1.DrainRequest\x1a\x18.kvpact.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvpact/v1/handoff.proto\x12\tkvpact.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvpact/v1/contract.proto\"2\n\x0bIncarnation\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\"i\n\x0bPositionRun\x12\x12\n\x05start\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x63ount_tokens\x18\x02 \x01(\x05\x12\x17\n\nslot_start\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06_startB\r\n\x0b_slot_start\"Q\n\nGroupTable\x12\x12\n\x05group\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12%\n\x05table\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.RotaryTableB\x08\n\x06_group\"\\\n\x11RequiredPositions\x12\x12\n\x05group\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05start\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x42\x08\n\x06_groupB\x08\n\x06_start\"^\n\x07\x41\x64\x61pter\x12\x16\n\x0eweights_digest\x18\x01 \x01(\x0c\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\r\n\x05\x61lpha\x18\x03 \x01(\x01\x12\r\n\x05scale\x18\x04 \x01(\x01\x12\x0f\n\x07targets\x18\x05 \x03(\t\"\xb6\x03\n\x0cHandoffTerms\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12&\n\x06writer\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12&\n\x06reader\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x17\n\x0f\x63ontract_digest\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctoken_digest\x18\x06 \x01(\x0c\x12)\n\tpositions\x18\x07 \x03(\x0b\x32\x16.kvpact.v1.PositionRun\x12\x1a\n\rnext_position\x18\x08 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x13table_length_tokens\x18\t \x01(\x05\x12%\n\x06tables\x18\n \x03(\x0b\x32\x15.kvpact.v1.GroupTable\x12#\n\x07\x61\x64\x61pter\x18\x0b \x01(\x0b\x32\x12.kvpact.v1.Adapter\x12.\n\x08required\x18\x0c \x03(\x0b\x32\x1c.kvpact.v1.RequiredPositions\x12\x0e\n\x06\x63\x61nary\x18\r \x01(\x08\x42\x10\n\x0e_next_position\"\x81\x01\n\x07Witness\x12\x12\n\x05layer\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x0f\n\x07raw_key\x18\x03 \x01(\x0c\x12\x14\n\x0c\x61ttended_key\x18\x04 \x01(\x0c\x12\r\n\x05value\x18\x05 \x01(\x0c\x42\x08\n\x06_layerB\x0b\n\t_position\"\x88\x02\n\x0b\x43hunkHeader\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x15\n\x08sequence\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05layer\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0b\x62lock_start\x18\x05 \x01(\x05H\x02\x88\x01\x01\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\x05\x12\x11\n\tkey_bytes\x18\x07 \x01(\x03\x12\x13\n\x0bvalue_bytes\x18\x08 \x01(\x03\x12\x12\n\nkey_scales\x18\t \x03(\x02\x12\x14\n\x0cvalue_scales\x18\n \x03(\x02\x42\x0b\n\t_sequenceB\x08\n\x06_layerB\x0e\n\x0c_block_start\"P\n\x0eTransportOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x61gent\x18\x04 \x01(\x0c\"H\n\nShmSegment\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\n\n\x02\x66\x64\x18\x02 \x01(\x05\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\r\n\x05token\x18\x04 \x01(\x0c\"1\n\nNixlRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x03\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\xdc\x01\n\x0bReservation\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12held_prefix_tokens\x18\x04 \x01(\x05\x12\x17\n\x0f\x63hunk_cap_bytes\x18\x05 \x01(\x03\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\r\n\x05nonce\x18\x07 \x01(\x0c\x12#\n\x04nixl\x18\x08 \x01(\x0b\x32\x15.kvpact.v1.NixlRegion\"+\n\nHeldBlocks\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\"_\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\x05\x12\r\n\x05total\x18\x02 \x01(\x05\x12#\n\x04held\x18\x03 \x03(\x0b\x32\x15.kvpact.v1.HeldBlocks\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x05\"\xeb\x01\n\x0eWorkerCounters\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x01 \x01(\x03\x12\x1e\n\x16\x63omputed_output_tokens\x18\x02 \x01(\x03\x12\x15\n\rforward_steps\x18\x03 \x01(\x03\x12\x1a\n\x12\x63ommitted_handoffs\x18\x04 \x01(\x03\x12\x17\n\x0f\x66\x61iled_handoffs\x18\x05 \x01(\x03\x12\x15\n\rhandoff_bytes\x18\x06 \x01(\x03\x12\x1b\n\x13prefix_query_tokens\x18\x07 \x01(\x03\x12\x19\n\x11prefix_hit_tokens\x18\x08 \x01(\x03\"\x9d\x01\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x05\x12&\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.BlockCounts\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12!\n\x19quarantined_staging_bytes\x18\x05 \x01(\x03\"J\n\x0cRenewRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\"9\n\rRenewResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"L\n\x0eReleaseRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x16\n\x0ewriter_stopped\x18\x03 \x01(\x08\"B\n\x0fReleaseResponse\x12/\n\x0eprevious_state\x18\x01 \x01(\x0e\x32\x17.kvpact.v1.HandoffState\"A\n\x11GetVerdictRequest\x12\x15\n\rwriter_digest\x18\x01 \x01(\x0c\x12\x15\n\rreader_digest\x18\x02 \x01(\x0c\"9\n\x12GetVerdictResponse\x12#\n\x07verdict\x18\x01 \x01(\x0b\x32\x12.kvpact.v1.Verdict\"\x11\n\x0f\x44\x65scribeRequest\"\xdf\x01\n\x10\x44\x65scribeResponse\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.kvpact.v1.Role\x12%\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x13.kvpact.v1.Contract\x12+\n\x08\x63ounters\x18\x04 \x01(\x0b\x32\x19.kvpact.v1.WorkerCounters\x12#\n\x04load\x18\x05 \x01(\x0b\x32\x15.kvpact.v1.WorkerLoad\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"\x0e\n\x0c\x44rainRequest\")\n\rDrainResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\x05*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*\x9e\x01\n\x0cHandoffState\x12\x1d\n\x19HANDOFF_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16HANDOFF_STATE_RESERVED\x10\x01\x12\x1b\n\x17HANDOFF_STATE_COMMITTED\x10\x02\x12\x1a\n\x16HANDOFF_STATE_DECODING\x10\x03\x12\x1a\n\x16HANDOFF_STATE_RELEASED\x10\x04\x32\xd9\x02\n\rWorkerService\x12:\n\x05Renew\x12\x17.kvpact.v1.RenewRequest\x1a\x18.kvpact.v1.RenewResponse\x12@\n\x07Release\x12\x19.kvpact.v1.ReleaseRequest\x1a\x1a.kvpact.v1.ReleaseResponse\x12I\n\nGetVerdict\x12\x1c.kvpact.v1.GetVerdictRequest\x1a\x1d.kvpact.v1.GetVerdictResponse\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvpact.v1.DescribeRequest\x1a\x1b.kvpact.v1.DescribeResponse\x12:\n\x05\x44rain\x12\x17.kvpact.v1.DrainRequest\x1a\x18.kvpact.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpact.v1.handoff_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2591
-  _globals['_ROLE']._serialized_end=2654
-  _globals['_HANDOFFSTATE']._serialized_start=2657
-  _globals['_HANDOFFSTATE']._serialized_end=2815
+  _globals['_ROLE']._serialized_start=3049
+  _globals['_ROLE']._serialized_end=3112
+  _globals['_HANDOFFSTATE']._serialized_start=3115
+  _globals['_HANDOFFSTATE']._serialized_end=3273
   _globals['_INCARNATION']._serialized_start=96
   _globals['_INCARNATION']._serialized_end=146
   _globals['_POSITIONRUN']._serialized_start=148
@@ -53,34 +53,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WITNESS']._serialized_end=1099
   _globals['_CHUNKHEADER']._serialized_start=1102
   _globals['_CHUNKHEADER']._serialized_end=1366
-  _globals['_RESERVATION']._serialized_start=1369
-  _globals['_RESERVATION']._serialized_end=1552
-  _globals['_BLOCKCOUNTS']._serialized_start=1554
-  _globals['_BLOCKCOUNTS']._serialized_end=1596
-  _globals['_WORKERCOUNTERS']._serialized_start=1599
-  _globals['_WORKERCOUNTERS']._serialized_end=1778
-  _globals['_WORKERLOAD']._serialized_start=1780
-  _globals['_WORKERLOAD']._serialized_end=1902
-  _globals['_RENEWREQUEST']._serialized_start=1904
-  _globals['_RENEWREQUEST']._serialized_end=1978
-  _globals['_RENEWRESPONSE']._serialized_start=1980
-  _globals['_RENEWRESPONSE']._serialized_end=2037
-  _globals['_RELEASEREQUEST']._serialized_start=2039
-  _globals['_RELEASEREQUEST']._serialized_end=2091
-  _globals['_RELEASERESPONSE']._serialized_start=2093
-  _globals['_RELEASERESPONSE']._serialized_end=2159
-  _globals['_GETVERDICTREQUEST']._serialized_start=2161
-  _globals['_GETVERDICTREQUEST']._serialized_end=2226
-  _globals['_GETVERDICTRESPONSE']._serialized_start=2228
-  _globals['_GETVERDICTRESPONSE']._serialized_end=2285
-  _globals['_DESCRIBEREQUEST']._serialized_start=2287
-  _globals['_DESCRIBEREQUEST']._serialized_end=2304
-  _globals['_DESCRIBERESPONSE']._serialized_start=2307
-  _globals['_DESCRIBERESPONSE']._serialized_end=2530
-  _globals['_DRAINREQUEST']._serialized_start=2532
-  _globals['_DRAINREQUEST']._serialized_end=2546
-  _globals['_DRAINRESPONSE']._serialized_start=2548
-  _globals['_DRAINRESPONSE']._serialized_end=2589
-  _globals['_WORKERSERVICE']._serialized_start=2818
-  _globals['_WORKERSERVICE']._serialized_end=3163
+  _globals['_TRANSPORTOFFER']._serialized_start=1368
+  _globals['_TRANSPORTOFFER']._serialized_end=1448
+  _globals['_SHMSEGMENT']._serialized_start=1450
+  _globals['_SHMSEGMENT']._serialized_end=1522
+  _globals['_NIXLREGION']._serialized_start=1524
+  _globals['_NIXLREGION']._serialized_end=1573
+  _globals['_RESERVATION']._serialized_start=1576
+  _globals['_RESERVATION']._serialized_end=1796
+  _globals['_HELDBLOCKS']._serialized_start=1798
+  _globals['_HELDBLOCKS']._serialized_end=1841
+  _globals['_BLOCKCOUNTS']._serialized_start=1843
+  _globals['_BLOCKCOUNTS']._serialized_end=1938
+  _globals['_WORKERCOUNTERS']._serialized_start=1941
+  _globals['_WORKERCOUNTERS']._serialized_end=2176
+  _globals['_WORKERLOAD']._serialized_start=2179
+  _globals['_WORKERLOAD']._serialized_end=2336
+  _globals['_RENEWREQUEST']._serialized_start=2338
+  _globals['_RENEWREQUEST']._serialized_end=2412
+  _globals['_RENEWRESPONSE']._serialized_start=2414
+  _globals['_RENEWRESPONSE']._serialized_end=2471
+  _globals['_RELEASEREQUEST']._serialized_start=2473
+  _globals['_RELEASEREQUEST']._serialized_end=2549
+  _globals['_RELEASERESPONSE']._serialized_start=2551
+  _globals['_RELEASERESPONSE']._serialized_end=2617
+  _globals['_GETVERDICTREQUEST']._serialized_start=2619
+  _globals['_GETVERDICTREQUEST']._serialized_end=2684
+  _globals['_GETVERDICTRESPONSE']._serialized_start=2686
+  _globals['_GETVERDICTRESPONSE']._serialized_end=2743
+  _globals['_DESCRIBEREQUEST']._serialized_start=2745
+  _globals['_DESCRIBEREQUEST']._serialized_end=2762
+  _globals['_DESCRIBERESPONSE']._serialized_start=2765
+  _globals['_DESCRIBERESPONSE']._serialized_end=2988
+  _globals['_DRAINREQUEST']._serialized_start=2990
+  _globals['_DRAINREQUEST']._serialized_end=3004
+  _globals['_DRAINRESPONSE']._serialized_start=3006
+  _globals['_DRAINRESPONSE']._serialized_end=3047
+  _globals['_WORKERSERVICE']._serialized_start=3276
+  _globals['_WORKERSERVICE']._serialized_end=3621
 # @@protoc_insertion_point(module_scope)

@@ -151,8 +151,40 @@ class ChunkHeader(_message.Message):
     value_scales: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, handoff_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., layer: _Optional[int] = ..., block_start: _Optional[int] = ..., block_count: _Optional[int] = ..., key_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ..., key_scales: _Optional[_Iterable[float]] = ..., value_scales: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class TransportOffer(_message.Message):
+    __slots__ = ("name", "available", "reason", "agent")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    available: bool
+    reason: str
+    agent: bytes
+    def __init__(self, name: _Optional[str] = ..., available: _Optional[bool] = ..., reason: _Optional[str] = ..., agent: _Optional[bytes] = ...) -> None: ...
+
+class ShmSegment(_message.Message):
+    __slots__ = ("pid", "fd", "size_bytes", "token")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    size_bytes: int
+    token: bytes
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., size_bytes: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class NixlRegion(_message.Message):
+    __slots__ = ("address", "size_bytes")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    address: int
+    size_bytes: int
+    def __init__(self, address: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
 class Reservation(_message.Message):
-    __slots__ = ("handoff_id", "generation", "lease", "held_prefix_tokens", "chunk_cap_bytes", "transports", "nonce")
+    __slots__ = ("handoff_id", "generation", "lease", "held_prefix_tokens", "chunk_cap_bytes", "transports", "nonce", "nixl")
     HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +192,7 @@ class Reservation(_message.Message):
     CHUNK_CAP_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FIELD_NUMBER: _ClassVar[int]
     handoff_id: bytes
     generation: int
     lease: _duration_pb2.Duration
@@ -167,43 +200,62 @@ class Reservation(_message.Message):
     chunk_cap_bytes: int
     transports: _containers.RepeatedScalarFieldContainer[str]
     nonce: bytes
-    def __init__(self, handoff_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., held_prefix_tokens: _Optional[int] = ..., chunk_cap_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    nixl: NixlRegion
+    def __init__(self, handoff_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., held_prefix_tokens: _Optional[int] = ..., chunk_cap_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., nonce: _Optional[bytes] = ..., nixl: _Optional[_Union[NixlRegion, _Mapping]] = ...) -> None: ...
+
+class HeldBlocks(_message.Message):
+    __slots__ = ("reason", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
-    __slots__ = ("free", "total")
+    __slots__ = ("free", "total", "held", "cached")
     FREE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     free: int
     total: int
-    def __init__(self, free: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[HeldBlocks]
+    cached: int
+    def __init__(self, free: _Optional[int] = ..., total: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldBlocks, _Mapping]]] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class WorkerCounters(_message.Message):
-    __slots__ = ("computed_prompt_tokens", "computed_output_tokens", "forward_steps", "committed_handoffs", "failed_handoffs", "handoff_bytes")
+    __slots__ = ("computed_prompt_tokens", "computed_output_tokens", "forward_steps", "committed_handoffs", "failed_handoffs", "handoff_bytes", "prefix_query_tokens", "prefix_hit_tokens")
     COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_STEPS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     FAILED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     computed_prompt_tokens: int
     computed_output_tokens: int
     forward_steps: int
     committed_handoffs: int
     failed_handoffs: int
     handoff_bytes: int
-    def __init__(self, computed_prompt_tokens: _Optional[int] = ..., computed_output_tokens: _Optional[int] = ..., forward_steps: _Optional[int] = ..., committed_handoffs: _Optional[int] = ..., failed_handoffs: _Optional[int] = ..., handoff_bytes: _Optional[int] = ...) -> None: ...
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    def __init__(self, computed_prompt_tokens: _Optional[int] = ..., computed_output_tokens: _Optional[int] = ..., forward_steps: _Optional[int] = ..., committed_handoffs: _Optional[int] = ..., failed_handoffs: _Optional[int] = ..., handoff_bytes: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "blocks", "draining")
+    __slots__ = ("running_requests", "waiting_requests", "blocks", "draining", "quarantined_staging_bytes")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     blocks: BlockCounts
     draining: bool
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    quarantined_staging_bytes: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., draining: _Optional[bool] = ..., quarantined_staging_bytes: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("handoff_id", "worker")
@@ -220,12 +272,14 @@ class RenewResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("handoff_id", "reason")
+    __slots__ = ("handoff_id", "reason", "writer_stopped")
     HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WRITER_STOPPED_FIELD_NUMBER: _ClassVar[int]
     handoff_id: bytes
     reason: str
-    def __init__(self, handoff_id: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    writer_stopped: bool
+    def __init__(self, handoff_id: _Optional[bytes] = ..., reason: _Optional[str] = ..., writer_stopped: _Optional[bool] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ("previous_state",)

@@ -26,33 +26,35 @@ from kvpact.v1 import contract_pb2 as kvpact_dot_v1_dot_contract__pb2
 from kvpact.v1 import handoff_pb2 as kvpact_dot_v1_dot_handoff__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvpact/v1/prefill.proto\x12\tkvpact.v1\x1a\x18kvpact/v1/contract.proto\x1a\x17kvpact/v1/handoff.proto\"Q\n\x0e\x43onnectRequest\x12\x17\n\x0f\x64\x65\x63ode_endpoint\x18\x01 \x01(\t\x12&\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\"_\n\x0f\x43onnectResponse\x12#\n\x07verdict\x18\x01 \x01(\x0b\x32\x12.kvpact.v1.Verdict\x12\'\n\x06\x63\x61nary\x18\x02 \x01(\x0b\x32\x17.kvpact.v1.CanaryResult\"\xa0\x01\n\x0c\x43\x61naryResult\x12\x0b\n\x03ran\x18\x01 \x01(\x08\x12\x13\n\x06passed\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\rmax_abs_error\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\ttolerance\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x07\x66inding\x18\x05 \x01(\tB\t\n\x07_passedB\x10\n\x0e_max_abs_errorB\x0c\n\n_tolerance\"\xc7\x01\n\rSamplingState\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\x05\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\x05\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06\x63hoice\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x1e\n\x16original_prompt_tokens\x18\x07 \x01(\x05\x42\x07\n\x05_seedB\t\n\x07_choice\"\xfe\x01\n\x0ePrefillRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12&\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x17\n\x0f\x64\x65\x63ode_endpoint\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x1b\n\x13table_length_tokens\x18\x06 \x01(\x05\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.kvpact.v1.SamplingState\x12\x12\n\nrequest_id\x18\x08 \x01(\t\"\xab\x01\n\x0fPrefillResponse\x12,\n\x08reserved\x18\x01 \x01(\x0b\x32\x18.kvpact.v1.ReservedEventH\x00\x12\x31\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x1a.kvpact.v1.FirstTokenEventH\x00\x12.\n\tcommitted\x18\x03 \x01(\x0b\x32\x19.kvpact.v1.CommittedEventH\x00\x42\x07\n\x05\x65vent\"+\n\rReservedEvent\x12\x1a\n\x12held_prefix_tokens\x18\x01 \x01(\x05\"e\n\x0f\x46irstTokenEvent\x12\x15\n\x08token_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.kvpact.v1.FinishReasonB\x0b\n\t_token_id\"\xa4\x01\n\x0e\x43ommittedEvent\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x03\x12\'\n\texactness\x18\x02 \x01(\x0e\x32\x14.kvpact.v1.Exactness\x12\x1a\n\rmax_abs_error\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\thandoff_s\x18\x04 \x01(\x01\x12\x11\n\texposed_s\x18\x05 \x01(\x01\x42\x10\n\x0e_max_abs_error*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x96\x01\n\x0ePrefillService\x12@\n\x07\x43onnect\x12\x19.kvpact.v1.ConnectRequest\x1a\x1a.kvpact.v1.ConnectResponse\x12\x42\n\x07Prefill\x12\x19.kvpact.v1.PrefillRequest\x1a\x1a.kvpact.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvpact/v1/prefill.proto\x12\tkvpact.v1\x1a\x18kvpact/v1/contract.proto\x1a\x17kvpact/v1/handoff.proto\"Q\n\x0e\x43onnectRequest\x12\x17\n\x0f\x64\x65\x63ode_endpoint\x18\x01 \x01(\t\x12&\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\"\x8e\x01\n\x0f\x43onnectResponse\x12#\n\x07verdict\x18\x01 \x01(\x0b\x32\x12.kvpact.v1.Verdict\x12\'\n\x06\x63\x61nary\x18\x02 \x01(\x0b\x32\x17.kvpact.v1.CanaryResult\x12-\n\ttransport\x18\x03 \x01(\x0b\x32\x1a.kvpact.v1.TransportChoice\"/\n\x0fTransportChoice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xa0\x01\n\x0c\x43\x61naryResult\x12\x0b\n\x03ran\x18\x01 \x01(\x08\x12\x13\n\x06passed\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\rmax_abs_error\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\ttolerance\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x07\x66inding\x18\x05 \x01(\tB\t\n\x07_passedB\x10\n\x0e_max_abs_errorB\x0c\n\n_tolerance\"\xc7\x01\n\rSamplingState\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\x05\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\x05\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06\x63hoice\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x1e\n\x16original_prompt_tokens\x18\x07 \x01(\x05\x42\x07\n\x05_seedB\t\n\x07_choice\"\xfe\x01\n\x0ePrefillRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\'\n\x07prefill\x18\x02 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12&\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x16.kvpact.v1.Incarnation\x12\x17\n\x0f\x64\x65\x63ode_endpoint\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x1b\n\x13table_length_tokens\x18\x06 \x01(\x05\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.kvpact.v1.SamplingState\x12\x12\n\nrequest_id\x18\x08 \x01(\t\"\xab\x01\n\x0fPrefillResponse\x12,\n\x08reserved\x18\x01 \x01(\x0b\x32\x18.kvpact.v1.ReservedEventH\x00\x12\x31\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x1a.kvpact.v1.FirstTokenEventH\x00\x12.\n\tcommitted\x18\x03 \x01(\x0b\x32\x19.kvpact.v1.CommittedEventH\x00\x42\x07\n\x05\x65vent\"+\n\rReservedEvent\x12\x1a\n\x12held_prefix_tokens\x18\x01 \x01(\x05\"e\n\x0f\x46irstTokenEvent\x12\x15\n\x08token_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.kvpact.v1.FinishReasonB\x0b\n\t_token_id\"\xa4\x01\n\x0e\x43ommittedEvent\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x03\x12\'\n\texactness\x18\x02 \x01(\x0e\x32\x14.kvpact.v1.Exactness\x12\x1a\n\rmax_abs_error\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\thandoff_s\x18\x04 \x01(\x01\x12\x11\n\texposed_s\x18\x05 \x01(\x01\x42\x10\n\x0e_max_abs_error*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x96\x01\n\x0ePrefillService\x12@\n\x07\x43onnect\x12\x19.kvpact.v1.ConnectRequest\x1a\x1a.kvpact.v1.ConnectResponse\x12\x42\n\x07Prefill\x12\x19.kvpact.v1.PrefillRequest\x1a\x1a.kvpact.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpact.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1380
-  _globals['_FINISHREASON']._serialized_end=1504
+  _globals['_FINISHREASON']._serialized_start=1477
+  _globals['_FINISHREASON']._serialized_end=1601
   _globals['_CONNECTREQUEST']._serialized_start=89
   _globals['_CONNECTREQUEST']._serialized_end=170
-  _globals['_CONNECTRESPONSE']._serialized_start=172
-  _globals['_CONNECTRESPONSE']._serialized_end=267
-  _globals['_CANARYRESULT']._serialized_start=270
-  _globals['_CANARYRESULT']._serialized_end=430
-  _globals['_SAMPLINGSTATE']._serialized_start=433
-  _globals['_SAMPLINGSTATE']._serialized_end=632
-  _globals['_PREFILLREQUEST']._serialized_start=635
-  _globals['_PREFILLREQUEST']._serialized_end=889
-  _globals['_PREFILLRESPONSE']._serialized_start=892
-  _globals['_PREFILLRESPONSE']._serialized_end=1063
-  _globals['_RESERVEDEVENT']._serialized_start=1065
-  _globals['_RESERVEDEVENT']._serialized_end=1108
-  _globals['_FIRSTTOKENEVENT']._serialized_start=1110
-  _globals['_FIRSTTOKENEVENT']._serialized_end=1211
-  _globals['_COMMITTEDEVENT']._serialized_start=1214
-  _globals['_COMMITTEDEVENT']._serialized_end=1378
-  _globals['_PREFILLSERVICE']._serialized_start=1507
-  _globals['_PREFILLSERVICE']._serialized_end=1657
+  _globals['_CONNECTRESPONSE']._serialized_start=173
+  _globals['_CONNECTRESPONSE']._serialized_end=315
+  _globals['_TRANSPORTCHOICE']._serialized_start=317
+  _globals['_TRANSPORTCHOICE']._serialized_end=364
+  _globals['_CANARYRESULT']._serialized_start=367
+  _globals['_CANARYRESULT']._serialized_end=527
+  _globals['_SAMPLINGSTATE']._serialized_start=530
+  _globals['_SAMPLINGSTATE']._serialized_end=729
+  _globals['_PREFILLREQUEST']._serialized_start=732
+  _globals['_PREFILLREQUEST']._serialized_end=986
+  _globals['_PREFILLRESPONSE']._serialized_start=989
+  _globals['_PREFILLRESPONSE']._serialized_end=1160
+  _globals['_RESERVEDEVENT']._serialized_start=1162
+  _globals['_RESERVEDEVENT']._serialized_end=1205
+  _globals['_FIRSTTOKENEVENT']._serialized_start=1207
+  _globals['_FIRSTTOKENEVENT']._serialized_end=1308
+  _globals['_COMMITTEDEVENT']._serialized_start=1311
+  _globals['_COMMITTEDEVENT']._serialized_end=1475
+  _globals['_PREFILLSERVICE']._serialized_start=1604
+  _globals['_PREFILLSERVICE']._serialized_end=1754
 # @@protoc_insertion_point(module_scope)

@@ -29,12 +29,22 @@ class ConnectRequest(_message.Message):
     def __init__(self, decode_endpoint: _Optional[str] = ..., decode: _Optional[_Union[_handoff_pb2.Incarnation, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("verdict", "canary")
+    __slots__ = ("verdict", "canary", "transport")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     verdict: _contract_pb2.Verdict
     canary: CanaryResult
-    def __init__(self, verdict: _Optional[_Union[_contract_pb2.Verdict, _Mapping]] = ..., canary: _Optional[_Union[CanaryResult, _Mapping]] = ...) -> None: ...
+    transport: TransportChoice
+    def __init__(self, verdict: _Optional[_Union[_contract_pb2.Verdict, _Mapping]] = ..., canary: _Optional[_Union[CanaryResult, _Mapping]] = ..., transport: _Optional[_Union[TransportChoice, _Mapping]] = ...) -> None: ...
+
+class TransportChoice(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CanaryResult(_message.Message):
     __slots__ = ("ran", "passed", "max_abs_error", "tolerance", "finding")

@@ -35,6 +35,13 @@ class UpCluster:
         except urllib.error.HTTPError as error:
             return json.load(error)
 
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer of a POST of JSON. An HTTP error is raised."""
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
     def workers(self) -> dict[str, dict[str, Any]]:
         """Worker name -> its pid, incarnation, counters and blocks, asked of the worker itself."""
         return {worker["worker"]: worker for worker in self.get("/admin/workers")["workers"]}

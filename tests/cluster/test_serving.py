@@ -209,7 +209,7 @@ def test_sigterm_drains_and_a_second_one_ends_the_stream_with_an_error(
         )
         next(iter(stream))
         os.kill(cluster.pid, signal.SIGTERM)
-        eventually(lambda: "waiting up to 30 s for 1 request" in log.read_text())
+        eventually(lambda: "waiting up to 60 s for 1 request" in log.read_text())
         os.kill(cluster.pid, signal.SIGTERM)
         with pytest.raises(openai.APIError, match="the server is stopping"):
             list(stream)

@@ -282,7 +282,7 @@ async def test_a_reader_without_room_for_the_probe_says_so_and_keeps_nothing(
     async with InProcessPair(*engines) as pair:
         with pytest.raises(Exhausted):
             await pair.connect()
-        reader.pool.free(held)
+        reader.pool.free(held, "test")
         await pair.connect()
         assert pair.canary is not None
         assert pair.canary.passed
@@ -314,7 +314,7 @@ async def test_connect_answers_how_the_probe_went(
         await server.start()
         remote = GrpcTransport().prefill_port(f"127.0.0.1:{port}")
         partner = RegisteredWorker(
-            life=pair._partner.life, role=Role.DECODE, endpoint="in-process", contract=make_contract(), pid=1
+            life=pair._partner.life, role=Role.DECODE, endpoint="127.0.0.1:1", contract=make_contract(), pid=1
         )
         if lies:
             with pytest.raises(DataLoss, match="the pair's probe failed: a token decoded from") as failed:

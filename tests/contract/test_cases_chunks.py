@@ -93,7 +93,7 @@ async def test_every_block_has_one_hash_on_both_ends_though_the_second_chunk_com
         assert hashes(landed(wire, terms)) == hashes(written(wire))
         taken = wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
         assert taken.next_position == TOKENS
-        wire.reader.pool.free(taken.blocks)
+        wire.reader.pool.free(taken.blocks, "sequence")
 
 
 async def test_blocks_that_are_read_before_they_are_written_have_other_hashes() -> None:
@@ -109,7 +109,8 @@ async def test_blocks_that_are_read_before_they_are_written_have_other_hashes() 
         await wire.sender().hand_over(terms, MAX_OUTPUT_TOKENS, boasting(), cache, first_token())
         found, expected = hashes(landed(wire, terms)), hashes(written(wire))
         assert {block for (_, block), digest in found.items() if digest != expected[0, block]} >= {1, 2}
-        wire.reader.pool.free(wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms)).blocks)
+        taken = wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
+        wire.reader.pool.free(taken.blocks, "sequence")
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,8 @@ async def test_chunks_of_a_layer_make_it_whole_once_or_are_refused(cut: str) -> 
         if whole:
             await wire.port.push(stream(parts))
             assert hashes(landed(wire, terms)) == hashes(written(wire))
-            wire.reader.pool.free(wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms)).blocks)
+            taken = wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
+            wire.reader.pool.free(taken.blocks, "sequence")
         else:
             with pytest.raises(KvpactError) as refused:
                 await wire.port.push(stream(parts))

@@ -11,9 +11,9 @@ import torch
 from kvpact.contract.compare import Policy, compare
 from kvpact.contract.contract import Contract, Quantization
 from kvpact.contract.convert import Converter, Landed, RotationCache
+from kvpact.contract.numbers import DTYPE_BYTES
 from kvpact.errors import BadRequest, DataLoss
 from kvpact.types import (
-    DTYPE_BYTES,
     Dtype,
     Exactness,
     QuantizationGranularity,

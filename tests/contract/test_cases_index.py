@@ -1,6 +1,6 @@
 """Which tests hold each known way of going wrong: a case whose test is renamed or removed shows here.
 
-A: rotation. B: positions. C: layout, number formats and identity.
+A: rotation. B: positions. C: layout, number formats and identity. D: operations.
 """
 
 from __future__ import annotations
@@ -136,6 +136,14 @@ CASES = {
         contract/test_cases_positions.py::test_text_alone_has_a_delta_of_zero
         contract/test_cases_positions.py::test_a_model_with_several_position_rows_is_refused_when_it_is_loaded_and_beside_one_without
     """,
+    "B10 a prompt of whole blocks, all of it cached": """
+        contract/test_cases_prefix.py::test_a_full_prompt_whose_first_token_is_shipped_takes_its_own_blocks_and_no_more
+        contract/test_cases_prefix.py::test_without_a_first_token_one_row_is_computed_again_and_no_key_is_written_twice
+        contract/test_cases_prefix.py::test_a_row_that_is_written_a_second_time_would_show
+        contract/test_cases_prefix.py::test_a_prompt_that_is_cached_as_a_whole_computes_one_row
+        contract/test_cases_prefix.py::test_a_prefix_held_on_both_sides_is_neither_computed_nor_sent_again
+        contract/test_cases_prefix.py::test_a_decode_worker_that_computed_the_prompt_itself_takes_only_the_rest
+    """,
     "B11 chunk boundaries": """
         contract/test_cases_chunks.py::test_every_block_has_one_hash_on_both_ends_though_the_second_chunk_comes_late
         contract/test_cases_chunks.py::test_blocks_that_are_read_before_they_are_written_have_other_hashes
@@ -181,11 +189,51 @@ CASES = {
     "C8 adapter identity": """
         contract/test_cases_adapters.py::test_base_a_b_and_a_reloaded_are_four_identities_of_one_prompt
         contract/test_cases_adapters.py::test_an_adapter_is_its_tensors_in_any_order_and_nothing_else
+        unit/test_content_identity.py::test_an_adapter_is_another_content_by_what_it_holds
         contract/test_cases_adapters.py::test_a_cache_made_with_an_adapter_is_refused_by_a_side_without_and_both_are_named
+    """,
+    "C9 bytes that aren't what was sent": """
+        contract/test_cases_operations.py::test_broken_bytes_are_refused_and_the_log_names_the_handoff_and_the_block
+        contract/test_fault_table.py::test_a_fault_ends_the_handoff_once_for_its_reason_and_the_next_one_lands
+        contract/test_handoff_suite.py::test_a_faulty_push_ends_the_handoff_once_and_frees_every_block
+        contract/test_lying_writers.py::test_a_lie_is_caught_by_its_witnesses_before_a_token_is_seen
+    """,
+    "D2 a failed or stale transfer answered as if it were whole": """
+        contract/test_cases_operations.py::test_an_order_for_an_unknown_handoff_is_refused
+        contract/test_cases_operations.py::test_blocks_out_of_range_are_refused_before_a_byte_lands
+        contract/test_cases_operations.py::test_a_handoff_is_decoded_once_and_the_second_order_is_refused
+        contract/test_cases_operations.py::test_a_writer_keeps_the_blocks_of_a_transfer_that_stalls_while_it_computes_another_prompt
+        contract/test_cases_operations.py::test_an_order_after_the_lease_is_refused_though_another_prompt_has_the_blocks
+        contract/test_cases_operations.py::test_after_a_faulty_attempt_the_same_prompt_gives_the_tokens_of_one_process
+        contract/test_fault_table.py::test_after_commit_a_corrupted_order_is_refused_and_the_handoff_waits_for_the_right_one
+    """,
+    "D3 a peer restarted at its address": """
+        contract/test_cases_operations.py::test_messages_for_a_reader_s_old_life_are_fenced_by_the_new_one
+        contract/test_cases_operations.py::test_a_writer_s_next_life_frees_what_its_old_one_reserved_and_works_at_once
+        contract/test_cases_operations.py::test_an_offer_of_an_old_life_that_comes_late_is_fenced_and_ends_nothing
+        contract/test_fault_table.py::test_after_commit_a_receiver_that_dies_is_another_life_that_knows_nothing
+        cluster/test_kills.py::test_a_worker_killed_in_the_middle_of_a_transfer_comes_back_at_its_address_and_the_other_goes_on
+    """,
+    "D4 aborted requests leak blocks": """
+        cluster/test_cancel_storm.py::test_500_requests_given_up_at_any_state_leave_every_block_free_five_times_over
+        cluster/test_cancel_storm.py::test_one_reservation_that_nobody_gives_up_shows
+        contract/test_roles_in_process.py::test_an_order_that_is_cancelled_at_any_moment_gives_its_turn_back
+    """,
+    "D5 blocks reused while the old writer still writes": """
+        contract/test_cases_operations.py::test_a_prompt_in_the_blocks_of_an_aborted_transfer_decodes_as_its_golden_and_late_bytes_are_refused
+        contract/test_cases_operations.py::test_blocks_stay_out_of_use_while_a_thread_of_an_aborted_landing_may_write
+        contract/test_handoff_suite.py::test_blocks_stay_while_a_landing_still_writes_into_them
+    """,
+    "D7 a lease that ends while decode is queued": """
+        contract/test_cases_operations.py::test_a_lease_that_ends_before_decode_is_an_error_and_its_blocks_serve_the_next_prompt
+        contract/test_cases_operations.py::test_a_slow_transfer_outlives_its_lease_because_it_is_renewed
+        contract/test_cases_operations.py::test_no_lease_ends_what_decode_took_however_long_it_is_queued
+        cluster/test_kills.py::test_a_worker_stopped_for_longer_than_a_lease_in_a_transfer_wakes_up_fenced
     """,
 }  # fmt: skip
 IDS = (
-    "A1 A2 A3 A4 A5 A6 A8 A9 A10 A11 A12 A13 A15 A16 A18 A20 A21 A23 B1 B2 B4 B7 B9 B11 C1 C2 C3 C4 C5 C6 C8"
+    "A1 A2 A3 A4 A5 A6 A8 A9 A10 A11 A12 A13 A15 A16 A18 A20 A21 A23 B1 B2 B4 B7 B9 B10 B11 C1 C2 C3 C4 C5 "
+    "C6 C8 C9 D2 D3 D4 D5 D7"
 )
 
 

@@ -317,7 +317,7 @@ async def test_a_prompt_from_position_8192_on_keeps_its_true_positions_though_no
         await wire.port.push(stream(parts))
         taken = reader.receiver.take(terms.handoff_id, READER, order_of(terms))
         assert (list(taken.positions), taken.next_position) == (positions, 8232)
-        reader.pool.free(taken.blocks)
+        reader.pool.free(taken.blocks, "sequence")
     keys, values = [random_THD(tokens=40)] * 2, [random_THD(tokens=40, seed=1)] * 2
     landed, landed_v = handed_over(contract, contract, keys, values, positions=positions)
     assert torch.equal(landed[0], keys[0].double())

@@ -110,7 +110,7 @@ async def test_pads_in_front_are_refused_by_their_slot_and_left_out_position_3_f
         await wire.port.push(stream(await all_parts(wire, terms)))
         taken = wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
         assert (taken.positions, taken.next_position) == ((0, 1, 2), 3)
-        wire.reader.pool.free(taken.blocks)
+        wire.reader.pool.free(taken.blocks, "sequence")
 
 
 # ---------------------------------------------------------------- two prompts in one batch
@@ -145,7 +145,7 @@ async def test_prompts_of_30_and_25_tokens_keep_next_positions_30_and_25(order: 
         }
         assert {tokens: part.next_position for tokens, part in taken.items()} == {30: 30, 25: 25}
         for part in taken.values():
-            reader.pool.free(part.blocks)
+            reader.pool.free(part.blocks, "sequence")
 
 
 @pytest.mark.parametrize("order", [(30, 25), (25, 30)])

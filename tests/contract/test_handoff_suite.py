@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -34,6 +34,7 @@ from kvpact.handoff.messages import (
     Witness,
     WitnessReport,
 )
+from kvpact.handoff.outgoing import Shown
 from kvpact.handoff.trust import Landed
 from kvpact.kvcache.block_pool import BlockPool
 from kvpact.types import BlockId, DifferenceAction, VerdictWord, WorkerLife
@@ -54,11 +55,12 @@ from tests.handoff_fakes import (
     progress,
     stream,
 )
+from tests.region_wires import ALL_WIRES
 
 
-@pytest.fixture(params=WIRES)
+@pytest.fixture(params=ALL_WIRES)
 async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
-    async with WIRES[request.param]() as wire:
+    async with ALL_WIRES[request.param]() as wire:
         await wire.sender().pair(READER)
         yield wire
 
@@ -84,7 +86,7 @@ async def test_a_whole_handoff_lands_every_block_and_can_be_taken_once(
     )
     with pytest.raises(Fenced, match="taken by Decode before"):
         wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
-    wire.reader.pool.free(taken.blocks)
+    wire.reader.pool.free(taken.blocks, "sequence")
     assert wire.reader.all_free()
 
 
@@ -197,7 +199,7 @@ def reordered(parts: list[PushPart]) -> list[PushPart]:
 
 
 def corrupted(parts: list[PushPart]) -> list[PushPart]:
-    return _with_chunk(parts, lambda chunk: replace(chunk, values=b"\xff" + bytes(chunk.values[1:])))
+    return _with_payload(parts, lambda values: b"\xff" + values[1:])
 
 
 def moved_to_another_layer(parts: list[PushPart]) -> list[PushPart]:
@@ -225,7 +227,7 @@ def blocks_behind_the_prompt(parts: list[PushPart]) -> list[PushPart]:
 
 
 def truncated_payload(parts: list[PushPart]) -> list[PushPart]:
-    return _with_chunk(parts, lambda chunk: replace(chunk, values=chunk.values[:-4]))
+    return _with_payload(parts, lambda values: values[:-4])
 
 
 def truncated_payload_and_header(parts: list[PushPart]) -> list[PushPart]:
@@ -249,6 +251,15 @@ def commit_with_other_totals(parts: list[PushPart]) -> list[PushPart]:
 def _with_chunk(parts: list[PushPart], change: object) -> list[PushPart]:
     assert callable(change)
     return [parts[0], change(parts[1]), *parts[2:]]
+
+
+def _with_payload(parts: list[PushPart], change: Callable[[bytes], bytes]) -> list[PushPart]:
+    """A payload of other bytes travels in its message, whatever carries the others."""
+
+    def changed(chunk: Chunk) -> Chunk:
+        return replace(chunk.inline(), values=change(bytes(chunk.values)))
+
+    return _with_chunk(parts, changed)
 
 
 def _with_header(parts: list[PushPart], **changes: object) -> list[PushPart]:
@@ -433,7 +444,7 @@ async def test_releasing_a_committed_handoff_frees_it_and_a_taken_one_is_left_al
     taken = wire.reader.receiver.take(second.handoff_id, READER, order_of(second))
     assert await wire.port.release(second.handoff_id, "late") is HandoffState.DECODING
     assert wire.reader.pool.counts().free == 61
-    wire.reader.pool.free(taken.blocks)
+    wire.reader.pool.free(taken.blocks, "sequence")
     assert wire.reader.all_free()
 
 
@@ -454,36 +465,32 @@ async def test_blocks_stay_while_a_landing_still_writes_into_them(wire: Wire) ->
 
 async def test_a_new_life_of_the_writer_ends_what_its_old_one_reserved(wire: Wire) -> None:
     await wire.port.reserve(wire.terms(), MAX_OUTPUT_TOKENS)
-    sender = wire.sender()
-    sender._life = replace(sender._life, incarnation=b"n" * 16)
-    await sender.pair(READER)
+    await wire.sender(life=replace(WRITER, incarnation=b"n" * 16)).pair(READER)
     assert wire.reader.all_free()
     with pytest.raises(Fenced, match="another life"):
         await wire.port.reserve(wire.terms(number=2), MAX_OUTPUT_TOKENS)
 
 
-async def test_many_handoffs_at_a_time_do_not_mix() -> None:
-    for make_wire in WIRES.values():
-        async with make_wire(reader=make_reader(blocks=128)) as wire:
-            sender = wire.sender()
-            await sender.pair(READER)
-            all_terms = [wire.terms(number=number, prompt_tokens=20 + number) for number in range(8)]
-            await asyncio.gather(
-                *(
-                    sender.hand_over(
-                        terms,
-                        MAX_OUTPUT_TOKENS,
-                        progress(16, len(terms.token_ids)),
-                        FakeCache(wire.contract),
-                        first_token(),
-                    )
-                    for terms in all_terms
+@pytest.mark.parametrize("name", ALL_WIRES)
+async def test_many_handoffs_at_a_time_do_not_mix(name: str) -> None:
+    async with ALL_WIRES[name](reader=make_reader(blocks=128)) as wire:
+        sender = wire.sender()
+        await sender.pair(READER)
+        all_terms = [wire.terms(number=number, prompt_tokens=20 + number) for number in range(8)]
+        await asyncio.gather(
+            *(
+                sender.hand_over(
+                    terms,
+                    MAX_OUTPUT_TOKENS,
+                    progress(16, len(terms.token_ids)),
+                    FakeCache(wire.contract),
+                    first_token(),
                 )
+                for terms in all_terms
             )
-            expected = {
-                key: value for terms in all_terms for key, value in expected_blocks(wire, terms).items()
-            }
-            assert wire.reader.landing.landed == expected
+        )
+        expected = {key: value for terms in all_terms for key, value in expected_blocks(wire, terms).items()}
+        assert wire.reader.landing.landed == expected
 
 
 class Rows:
@@ -501,10 +508,11 @@ class Rows:
 
 
 class Judge:
-    """A judge that answers by script; it frees the blocks that it owns."""
+    """A judge that answers by script; it frees the blocks that it owns, of the pool that it is given."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
+    pool: BlockPool
+
+    def __init__(self) -> None:
         self.outcome = CanaryOutcome(passed=True, max_abs_error=1e-6, tolerance=1e-4)
         self.failure: Exception | None = None
         self.expected: list[HandoffTerms] = []
@@ -517,7 +525,7 @@ class Judge:
     ) -> CanaryOutcome:
         assert first_token_id == FIRST_TOKEN_ID
         assert self.pool.held() == {"canary": len(blocks)}
-        self.pool.free(blocks)
+        self.pool.free(blocks, "canary")
         if self.failure is not None:
             raise self.failure
         return self.outcome
@@ -526,13 +534,12 @@ class Judge:
 SHOWN = (Witness(layer=0, position=3, raw_key=b"r", attended_key=b"k", value=b"v"),)
 
 
-@pytest.fixture(params=WIRES)
+@pytest.fixture(params=ALL_WIRES)
 async def checked(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Wire, Rows, Judge]]:
-    rows, reader = Rows(), make_reader()
-    judge = Judge(reader.pool)
-    reader.receiver._arrival._verifier = rows
-    reader.receiver._arrival._judge = reader.receiver._judge = judge
-    async with WIRES[request.param](reader=reader) as wire:
+    rows, judge = Rows(), Judge()
+    reader = make_reader(verifier=rows, judge=judge)
+    judge.pool = reader.pool
+    async with ALL_WIRES[request.param](reader=reader) as wire:
         await wire.sender().pair(READER)
         yield wire, rows, judge
 
@@ -540,7 +547,7 @@ async def checked(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Wire, R
 async def hand_over(wire: Wire, terms: HandoffTerms) -> CommitReceipt:
     computed, cache = progress(len(terms.token_ids)), FakeCache(wire.contract)
     sent = await wire.sender().hand_over(
-        terms, MAX_OUTPUT_TOKENS, computed, cache, first_token(), lambda: SHOWN
+        terms, MAX_OUTPUT_TOKENS, computed, cache, first_token(), lambda: Shown(rows=SHOWN)
     )
     return sent.receipt
 
@@ -613,11 +620,12 @@ async def test_a_judge_that_fails_leaves_nothing_behind(checked: tuple[Wire, Row
 
 
 async def test_a_canary_may_use_blocks_that_are_kept_for_growth() -> None:
-    reader = make_reader(blocks=3, limits=ReceiverLimits(growth_watermark_blocks=1))
-    reader.receiver._judge = reader.receiver._arrival._judge = Judge(reader.pool)
+    judge = Judge()
+    reader = make_reader(blocks=3, limits=ReceiverLimits(growth_watermark_blocks=1), judge=judge)
+    judge.pool = reader.pool
     async with WIRES["in_process"](reader=reader) as wire:
         await wire.sender().pair(READER)
-        reader.pool.free(reader.pool.allocate(1, "test"))
+        reader.pool.free(reader.pool.allocate(1, "test"), "test")
         assert (await hand_over(wire, replace(wire.terms(), canary=True))).canary is not None
 
 
@@ -692,9 +700,7 @@ async def test_a_writer_s_next_life_has_passed_nothing(checked: tuple[Wire, Rows
     wire, _, _ = checked
     await probe(wire)
     reborn = WorkerLife(worker=WRITER.worker, incarnation=b"n" * 16)
-    sender = wire.sender()
-    sender._life = reborn
-    await sender.pair(READER)
+    await wire.sender(life=reborn).pair(READER)
     await refused_without_probe(wire, replace(wire.terms(), writer=reborn))
 
 
@@ -712,8 +718,9 @@ async def test_each_length_that_the_pair_owes_a_probe_must_pass_one(
 
 async def test_a_pair_too_short_for_a_probe_needs_none() -> None:
     contract = make_contract(context_tokens=2)
-    reader = make_reader(contract=contract)
-    reader.receiver._judge = reader.receiver._arrival._judge = Judge(reader.pool)
+    judge = Judge()
+    reader = make_reader(contract=contract, judge=judge)
+    judge.pool = reader.pool
     async with WIRES["in_process"](contract=contract, reader=reader) as wire:
         await wire.sender().pair(READER)
         terms = wire.terms(prompt_tokens=1, table_length=2)

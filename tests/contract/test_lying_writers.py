@@ -48,7 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[dict[str, Engine]]:
     forms = {"rotated": {}, "raw": {"key_state": "raw"}} | READERS
-    made = {name: identified_engine(folder, blocks=32, **form) for name, form in forms.items()}
+    made = {
+        name: identified_engine(folder, blocks=32, prefix_cache=False, **form) for name, form in forms.items()
+    }
     for engine in made.values():
         engine.start()
     yield made
@@ -76,8 +78,10 @@ class Liar:
             return submit(replace(request, positions=tuple(p + 1 for p in positions)), on_event)
 
         self._patch.setattr(self.engine, "submit", shifted)
-        for holder in (self.engine, self.engine._scheduler):
-            self._patch.setattr(holder, "_context_tokens", holder._context_tokens + 1)
+        admission, scheduler = self.engine._admission, self.engine._scheduler
+        larger = replace(admission, context_tokens=admission.context_tokens + 1)
+        self._patch.setattr(self.engine, "_admission", larger)
+        self._patch.setattr(scheduler, "_context_tokens", scheduler._context_tokens + 1)
 
     def cache_of(self, prompt: tuple[int, ...]) -> list[tuple[bytearray, bytearray]]:
         """Keys and values of a prompt in each layer, as stored."""

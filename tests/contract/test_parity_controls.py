@@ -39,9 +39,15 @@ class DamagedLanding(CacheLanding):
         self.layers = layers
 
     def prepare(
-        self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        writer: Contract,
+        verdict: Verdict,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        *,
+        held_tokens: int = 0,
     ) -> CacheLandingHandle:
-        handle = super().prepare(writer, verdict, terms, blocks)
+        handle = super().prepare(writer, verdict, terms, blocks, held_tokens=held_tokens)
         land, size = handle.land, writer.layout.block_size
 
         def damaged(header: ChunkHeader, keys: Buffer, values: Buffer) -> None:

@@ -29,7 +29,7 @@ from tests.repo.tree import ROOT
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 VERDICT = PAGE.split("## 3.")[1].split("## 4.")[0]
 ERRORS = PAGE.split("## 5.")[1].split("## 6.")[0]
-CAPTURES = PAGE.split("## 6.")[1]
+CAPTURES = PAGE.split("## 6.")[1].split("## 7.")[0]
 
 
 def test_every_field_that_can_differ_is_in_the_table_and_no_other() -> None:

@@ -14,9 +14,8 @@ from kvpact.cli.pair import InProcessPair
 from kvpact.clock import new_handoff_id, new_incarnation
 from kvpact.engine.engine import Engine
 from kvpact.errors import BadRequest, ContractRefused, Fenced, Unavailable, UnknownHandoff
-from kvpact.handoff.messages import DecodeJob
+from kvpact.handoff.jobs import Committed, DecodeJob, FirstToken, PrefillJob, Reserved
 from kvpact.types import FinishReason, HandoffId, Sampling, VerdictWord
-from prefill_worker.jobs import Committed, FirstToken, PrefillJob, Reserved
 from tests.fakes import identified_engine, make_tiny_model, prompt_of
 from tests.references import golden
 
@@ -265,7 +264,7 @@ async def test_a_handoff_is_decoded_once(folder: Path, pair: InProcessPair) -> N
 
 async def test_tokens_of_another_prompt_are_refused_and_the_handoff_stays(pair: InProcessPair) -> None:
     handoff_id, first = await committed(pair)
-    with pytest.raises(BadRequest, match="token_ids"):
+    with pytest.raises(Fenced, match="token_ids"):
         await anext(pair.decoder.decode(decode_job(pair, handoff_id, (first + 1) % 200)))
     assert pair.receiver.held() == 1
     await pair.receiver.release(handoff_id, "the test ends")

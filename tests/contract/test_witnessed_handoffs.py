@@ -15,7 +15,9 @@ from kvpact.config import HandoffConfig
 from kvpact.contract.witness_places import budget_bytes
 from kvpact.engine.engine import Engine
 from kvpact.errors import DataLoss
+from kvpact.handoff.capture import Capture
 from kvpact.handoff.messages import Commit, Witness, WitnessReport
+from kvpact.handoff.outgoing import Shown
 from kvpact.handoff.push_codec import push_to_bytes
 from kvpact.types import Sampling, VerdictWord
 from prefill_worker.computation import Computation
@@ -47,9 +49,11 @@ async def collect(pair: InProcessPair, prompt: tuple[int, ...]) -> list[PairToke
     return [token async for token in pair.generate(prompt, SAMPLING, want_logits=True)]
 
 
-def report_of(tokens: list[PairToken]) -> WitnessReport:
-    assert tokens[0].committed is not None
-    return tokens[0].committed.receipt.witnesses
+def report_of(captures: list[Capture]) -> WitnessReport:
+    """What the newest handoff's witnesses showed."""
+    receipt = captures[-1].receipt
+    assert receipt is not None
+    return receipt.witnesses
 
 
 def other_forms(form: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,14 +72,15 @@ async def test_an_honest_writer_passes_at_every_length(
     writer = started(folder, dtype=dtype, **form)
     for other in other_forms(form):
         reader = started(folder, dtype=dtype, **other)
-        async with InProcessPair(writer, reader) as pair:
+        captures: list[Capture] = []
+        async with InProcessPair(writer, reader, on_capture=captures.append) as pair:
             verdict = await pair.connect()
             assert verdict.word is not VerdictWord.REJECT
             assert pair.canary is not None
             assert pair.canary.passed, pair.canary
             for length in LENGTHS:
                 tokens = await collect(pair, prompt_of(length))
-                report = report_of(tokens)
+                report = report_of(captures)
                 assert report.row_count >= 2
                 assert report.shows_rotation == (length > 1)
                 if dtype == "float32":
@@ -91,14 +96,17 @@ async def test_a_cache_of_another_dtype_passes_where_it_is_allowed(
     folder: Path, dtypes: tuple[str, str]
 ) -> None:
     writer, reader = (started(folder, dtype=dtype) for dtype in dtypes)
-    async with InProcessPair(writer, reader, handoff=HandoffConfig(lossy="allow")) as pair:
+    captures: list[Capture] = []
+    async with InProcessPair(
+        writer, reader, handoff=HandoffConfig(lossy="allow"), on_capture=captures.append
+    ) as pair:
         verdict = await pair.connect()
         assert verdict.word is VerdictWord.CONVERT
         for length in LENGTHS:
             tokens = await collect(pair, prompt_of(length))
-            assert report_of(tokens).row_count >= 2
+            assert report_of(captures).row_count >= 2
             assert tokens[0].committed is not None
-            error = tokens[0].committed.receipt.max_abs_error
+            error = tokens[0].committed.max_abs_error
             assert error is None if dtypes[0] == "bfloat16" else error is not None and 0 < error < 0.1
     writer.close()
     reader.close()
@@ -156,7 +164,7 @@ async def test_a_writer_that_shows_too_little_is_refused(
     async with InProcessPair(writer, reader) as pair:
         await pair.connect()
         shown = Computation._shown
-        monkeypatch.setattr(Computation, "_shown", lambda self: shortfall(shown(self)))
+        monkeypatch.setattr(Computation, "_shown", lambda self: Shown(rows=shortfall(shown(self).rows)))
         with pytest.raises(DataLoss, match=SHORTFALLS[shortfall]) as refused:
             await collect(pair, prompt_of(100))
         assert refused.value.check == "witness"
@@ -174,9 +182,10 @@ async def test_witnesses_take_at_most_one_percent_of_a_512_token_handoff(
     taken: list[tuple[Witness, ...]] = []
     shown = Computation._shown
 
-    def noted(computation: Computation) -> tuple[Witness, ...]:
-        taken.append(shown(computation))
-        return taken[-1]
+    def noted(computation: Computation) -> Shown:
+        found = shown(computation)
+        taken.append(found.rows)
+        return found
 
     monkeypatch.setattr(Computation, "_shown", noted)
     async with InProcessPair(writer, reader) as pair:

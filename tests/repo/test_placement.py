@@ -58,6 +58,7 @@ PLACEMENTS = {
             "kvpact/contract/witness.py",
             "kvpact/kvcache/paged_cache.py",
             "kvpact/engine/*",
+            "kvpact/serving/description.py",
             "kvpact/serving/engine_factory.py",
             "kvpact/cli/*",
             "prefill_worker/*",

@@ -313,7 +313,7 @@ async def test_status_routes_tell_about_pairs_and_workers(
         ("prefill-0", "prefill"),
         ("decode-0", "decode"),
     ]
-    assert workers[0]["blocks"] == {"free": 64, "total": 64}
+    assert workers[0]["blocks"] == {"free": 64, "total": 64, "held": {}, "cached": 0}
     assert workers[0]["counters"]["computed_prompt_tokens"] == 0
 
 

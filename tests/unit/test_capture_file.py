@@ -12,8 +12,7 @@ from kvpact.contract.identity import contract_digest
 from kvpact.errors import DataLoss, UnreadableSource
 from kvpact.handoff.capture import Capture, Reserved
 from kvpact.handoff.capture_codec import Record, RecordKind, decode_capture, encode_capture
-from kvpact.handoff.capture_file import MAGIC, capture_to_bytes, read_capture, write_capture
-from kvpact.handoff.chunks import MESSAGE_CAP_BYTES
+from kvpact.handoff.capture_file import MAGIC, RECORD_CAP_BYTES, capture_to_bytes, read_capture, write_capture
 from kvpact.handoff.messages import CommitReceipt, Open
 from kvpact.types import Exactness
 from tests.factories import make_contract
@@ -106,11 +105,11 @@ def test_another_form_is_refused_by_name(file: Path, change: object, problem: st
         read_capture(file)
 
 
-@pytest.mark.parametrize("length", [MESSAGE_CAP_BYTES + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [RECORD_CAP_BYTES + 1, 2**32 - 1])
 def test_an_oversize_length_is_refused_before_it_is_read(file: Path, length: int) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: HEADER_BYTES + 1] + struct.pack("<I", length) + data[HEADER_BYTES + 5 :])
-    with pytest.raises(UnreadableSource, match=f"length is {length} bytes; the cap is {MESSAGE_CAP_BYTES}"):
+    with pytest.raises(UnreadableSource, match=f"length is {length} bytes; the cap is {RECORD_CAP_BYTES}"):
         read_capture(file)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, normalizers
 
 from coordinator.model_folder import ModelText
+from kvpact.contract.json_file import CONFIG_CAP_BYTES, DEEPEST
 from kvpact.errors import BadRequest, UnreadableSource
 from tests.coordinator_fakes import TOKENS, VOCAB_SIZE, make_text_folder
 
@@ -157,3 +158,24 @@ def test_a_model_without_a_length_needs_one_from_the_settings(tmp_path: Path) ->
     with pytest.raises(UnreadableSource, match="set max_model_len"):
         ModelText(folder)
     assert ModelText(folder, max_model_len=50).context == 50
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b" " * CONFIG_CAP_BYTES + b"{}", "more than 32 MiB"),
+        (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), "deep"),
+        (b"[]", "no JSON object"),
+        (b"{", "isn't JSON"),
+        (b'{"a": "\xff"}', "can't read"),
+    ],
+    ids=["huge", "deep", "list", "cut", "bytes"],
+)
+def test_a_file_beyond_bounds_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    (make_text_folder(tmp_path) / name).write_bytes(content)
+    with pytest.raises(UnreadableSource, match=says) as refusal:
+        ModelText(tmp_path)
+    assert refusal.value.source == str(tmp_path / name)

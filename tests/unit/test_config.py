@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpact.config import Config, load_config
+from kvpact.config import Config, load_config, parse_config
 from kvpact.errors import BadRequest
 from kvpact.types import KeyState
 
@@ -55,3 +55,20 @@ def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path: Path, text: str)
     path.write_text(text)
     with pytest.raises(BadRequest, match=r"kvpact\.yaml"):
         load_config(path, {})
+
+
+def test_an_empty_key_is_refused_and_the_end_of_a_line_is_no_part_of_one() -> None:
+    for name in ("api_keys", "admin_keys"):
+        with pytest.raises(BadRequest, match=f"api.{name}.1: found what isn't shown, "):
+            parse_config({"api": {name: ["a", " "]}})
+    assert parse_config({"api": {"api_keys": ["a\n"]}}).api.api_keys == ("a",)
+
+
+def test_no_message_shows_a_key_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadRequest, match=r"config key api\.admin_keys: ") as refused:
+        parse_config({"api": {"admin_keys": "secret"}})
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("KVPACT_API__API_KEYS", "secret")
+    with pytest.raises(BadRequest, match=r"are written as JSON, such as KVPACT_API__API_KEYS=") as refused:
+        load_config(None, {})
+    assert "secret" not in str(refused.value)

@@ -68,7 +68,7 @@ def test_a_sequence_goes_on_from_blocks_that_were_filled_by_someone_else(folder:
         pass
     (chunk,) = [event for event in first.events if isinstance(event, ChunkComputed)]
     assert chunk.computed_tokens == 32
-    blocks = reader.pool.allocate(len(chunk.blocks), "reservation")
+    blocks = reader.pool.allocate(len(chunk.blocks), "sequence")
     for layer in range(2):
         for theirs, ours in zip(writer.cache._keys[layer], reader.cache._keys[layer], strict=True):
             assert theirs.shape == ours.shape

@@ -72,7 +72,7 @@ def test_a_sequence_that_waits_for_room_starts_when_someone_else_frees_blocks(en
     engine.submit(make_request(prompt_of(20), 1), events.put)
     with pytest.raises(queue.Empty):
         events.get(timeout=0.05)
-    engine.pool.free(reserved)
+    engine.pool.free(reserved, "reservation")
     next_token(events)
 
 

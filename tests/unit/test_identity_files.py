@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvpact.contract import identity_model
+from kvpact.contract.cache_folder import cache_folder
 from kvpact.contract.identity import IdentityDigests
-from kvpact.contract.identity_cache import cache_folder
 from kvpact.contract.identity_model import model_identity
 from kvpact.contract.identity_tokenizer import tokenizer_digest
 from kvpact.contract.sources.huggingface import read_config
@@ -130,7 +130,7 @@ def test_other_weights_under_the_same_path_size_and_time_are_seen(folder: Path) 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"digests": {}, "check": ""}', b"[]", b"\xff", "swap"])
 def test_a_damaged_cache_entry_is_computed_again(folder: Path, damage: bytes | str) -> None:
     first = _identity(folder)
-    (entry,) = cache_folder().glob("*.json")
+    (entry,) = cache_folder("identity").glob("*.json")
     kept = json.loads(entry.read_text())
     if isinstance(damage, str):
         kept["digests"]["model.norm.weight"] = "0" * 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ from kvpact.clock import ManualClock
 from kvpact.errors import DataLoss
 from kvpact.handoff.messages import CanaryOutcome
 from kvpact.metrics import Metrics
-from kvpact.types import FinishReason, Role, VerdictWord
+from kvpact.types import BlockCounts, FinishReason, Role, VerdictWord, WorkerCounters
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_load, make_text_folder, make_verdict
 
 
@@ -146,6 +147,43 @@ def test_pools_and_pairs_are_those_of_the_moment() -> None:
     assert found["kvpact_blocks", "decode", "used", "d"] == 48
     assert found["vllm:kv_cache_usage_perc", "0", "m"] == 0.75
     assert found["vllm:num_requests_waiting", "0", "m"] == 3
+
+
+def counted(queries: int, hits: int) -> WorkerCounters:
+    return WorkerCounters(prefix_query_tokens=queries, prefix_hit_tokens=hits)
+
+
+def test_held_blocks_are_told_by_what_holds_them_and_none_of_an_idle_worker() -> None:
+    metrics = Metrics("m")
+    counts = BlockCounts(free=59, total=64, held=(("handoff", 2), ("sequence", 4)), cached=7)
+    busy = dataclasses.replace(make_load(), blocks=counts)
+    found = samples(metrics.exposition(pairs=[], loads=[(Role.DECODE, "d", busy)]).decode())
+    assert found["kvpact_blocks_held", "handoff", "decode", "d"] == 2
+    assert found["kvpact_blocks_held", "sequence", "decode", "d"] == 4
+    assert found["kvpact_blocks_cached", "decode", "d"] == 7
+    idle = dataclasses.replace(make_load(), blocks=BlockCounts(free=64, total=64, cached=7))
+    found = samples(metrics.exposition(pairs=[], loads=[(Role.DECODE, "d", idle)]).decode())
+    held = {key: value for key, value in found.items() if key[0] == "kvpact_blocks_held"}
+    assert len(held) == 3
+    assert set(held.values()) == {0}
+    assert found["kvpact_blocks", "decode", "free", "d"] == 64
+
+
+def test_prefix_tokens_add_up_over_workers_and_their_lives() -> None:
+    metrics = Metrics("m")
+    told = [
+        [(Role.PREFILL, "p", counted(100, 32)), (Role.DECODE, "d", counted(80, 64))],
+        [(Role.PREFILL, "p", counted(150, 48))],
+        [(Role.PREFILL, "p", counted(10, 0))],
+    ]
+    for counters in told:
+        text = metrics.exposition(pairs=[], loads=[], counters=counters)
+    found = samples(text.decode())
+    assert found["kvpact_prefix_tokens_total", "hit", "prefill"] == 48
+    assert found["kvpact_prefix_tokens_total", "miss", "prefill"] == 160 - 48
+    assert found["kvpact_prefix_tokens_total", "hit", "decode"] == 64
+    assert found["vllm:prefix_cache_queries_total", "0", "m"] == 160
+    assert found["vllm:prefix_cache_hits_total", "0", "m"] == 48
 
 
 async def test_witness_checks_and_lossy_errors_are_counted(tmp_path: Path) -> None:

@@ -39,6 +39,18 @@ def test_a_block_holds_its_axes_in_the_contracts_order(axis_order: AxisOrder) ->
         assert not blocks.flatten(0, 1)[10:].any()
 
 
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("chosen", [[4, 1, 3], [2, 3, 4], [3, 3, 5], [5]])
+def test_blocks_read_into_a_caller_s_buffers_are_those_that_are_read(dtype: Dtype, chosen: list[int]) -> None:
+    cache = PagedCache(contract_of(AxisOrder.NHD, dtype=dtype), 6, CPU)
+    cache.write(1, torch.arange(6), 0, tokens_of(24), tokens_of(24, seed=1))
+    blocks = torch.tensor(chosen)
+    keys, values = cache.read_blocks(1, blocks)
+    area = memoryview(bytearray(keys.nbytes + values.nbytes + 2))
+    cache.read_blocks_into(1, blocks, area[1 : 1 + keys.nbytes], area[1 + keys.nbytes : -1])
+    assert bytes(area) == b"\0" + bytes(keys) + bytes(values) + b"\0"
+
+
 @pytest.mark.parametrize("axis_order", list(AxisOrder))
 def test_tokens_written_in_pieces_are_read_as_one(axis_order: AxisOrder) -> None:
     cache = PagedCache(contract_of(axis_order), 6, CPU)
@@ -80,13 +92,30 @@ def test_bfloat16_blocks_are_rounded_and_half_as_large() -> None:
     assert torch.equal(torch.frombuffer(bytearray(keys), dtype=torch.bfloat16), k_THD.bfloat16().flatten())
 
 
-def test_bytes_that_were_read_are_a_copy() -> None:
-    cache = PagedCache(contract_of(AxisOrder.NHD), 6, CPU)
-    cache.write(0, BLOCKS, 0, tokens_of(12), tokens_of(12))
-    keys, _ = cache.read_blocks(0, BLOCKS)
+@pytest.mark.parametrize("chosen", [[5, 0, 3], [1, 3, 2, 4], [4, 4]])
+def test_bytes_of_scattered_blocks_are_a_copy(chosen: list[int]) -> None:
+    cache, blocks = PagedCache(contract_of(AxisOrder.NHD), 6, CPU), torch.tensor(chosen)
+    cache.write(0, blocks, 0, tokens_of(8), tokens_of(8))
+    assert not cache.lends(blocks)
+    keys, _ = cache.read_blocks(0, blocks)
     before = bytes(keys)
-    cache.zero_tail(BLOCKS, 0)
+    cache.zero_tail(blocks, 0)
     assert bytes(keys) == before
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("chosen", [[2, 3, 4], [5]])
+def test_bytes_of_adjacent_blocks_are_the_caches_own(dtype: Dtype, chosen: list[int]) -> None:
+    cache, blocks = PagedCache(contract_of(AxisOrder.NHD, dtype=dtype), 6, CPU), torch.tensor(chosen)
+    cache.write(0, blocks, 0, tokens_of(4), tokens_of(4, seed=1))
+    assert cache.lends(blocks)
+    for part, storage in zip(cache.read_blocks(0, blocks), cache.storage(0), strict=True):
+        assert part.readonly
+        assert bytes(part) == storage[blocks].view(torch.uint8).numpy().tobytes()
+        assert any(part)
+    keys, _ = cache.read_blocks(0, blocks)
+    cache.zero_tail(blocks, 0)
+    assert not any(keys)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from kvpact.contract.compare import Policy
-from kvpact.errors import BadRequest, ContractRefused, Exhausted, UnknownHandoff
+from kvpact.errors import BadRequest, ContractRefused, Exhausted, Fenced, UnknownHandoff
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.messages import Adapter, HandoffTerms
 from kvpact.handoff.terms import digest_tokens, required_positions
@@ -89,7 +89,7 @@ async def test_gaps_between_positions_are_taken_where_slots_stay_dense(wire: Wir
     taken = wire.reader.receiver.take(gapped.handoff_id, READER, order_of(gapped))
     assert taken.positions == (*range(3, 23), *range(60, 80))
     assert taken.next_position == 80
-    wire.reader.pool.free(taken.blocks)
+    wire.reader.pool.free(taken.blocks, "sequence")
 
 
 async def test_a_table_that_is_not_the_contracts_is_refused(wire: Wire) -> None:
@@ -178,13 +178,13 @@ async def test_a_landing_that_fails_ends_the_handoff_with_its_error(wire: Wire) 
 async def test_token_ids_of_the_order_to_decode_must_be_those_handed_over(wire: Wire) -> None:
     terms = wire.terms()
     await wire.port.push(stream(await all_parts(wire, terms)))
-    with pytest.raises(BadRequest, match="aren't the prompt and first token"):
+    with pytest.raises(Fenced, match="aren't the prompt and first token"):
         wire.reader.receiver.take(terms.handoff_id, READER, (*terms.token_ids, 8))
     with pytest.raises(TypeError, match="token_ids"):
         wire.reader.receiver.take(terms.handoff_id, READER)  # type: ignore[call-arg]
     taken = wire.reader.receiver.take(terms.handoff_id, READER, order_of(terms))
     assert wire.reader.pool.held() == {"sequence": 3}
-    wire.reader.pool.free(taken.blocks)
+    wire.reader.pool.free(taken.blocks, "sequence")
 
 
 async def test_a_push_cancelled_while_bytes_land_frees_blocks_only_after_the_landing(wire: Wire) -> None:

@@ -15,8 +15,8 @@ from decode_worker.service import add_decode_service
 from kvpact.errors import BadRequest, ContractRefused, Fenced, KvpactError, Unavailable
 from kvpact.handoff import codec
 from kvpact.handoff.grpc_transport import GrpcReaderPort
+from kvpact.handoff.jobs import DecodedTokens, DecodeJob
 from kvpact.handoff.malloc import tune_malloc
-from kvpact.handoff.messages import DecodedTokens, DecodeJob
 from kvpact.handoff.status import from_rpc_error
 from kvpact.types import ContractDigest, FinishReason, Role, Sampling
 from kvpact.v1 import decode_pb2, decode_pb2_grpc
@@ -108,7 +108,7 @@ async def test_decode_streams_tokens_once_per_handoff(wire: Wire) -> None:
 
 async def test_decode_of_other_tokens_is_refused_and_leaves_the_handoff(wire: Wire) -> None:
     await wire.port.push(stream(await all_parts(wire, wire.terms())))
-    with pytest.raises(BadRequest):
+    with pytest.raises(Fenced):
         await decode(port_of(wire).endpoint, job_for(wire, last=8))
     assert await decode(port_of(wire).endpoint, job_for(wire))
 

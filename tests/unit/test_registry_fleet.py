@@ -8,13 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet import QUARANTINE_S, SETTLING_S, SILENCE_S, Fleet, pairing_delay_s
-from coordinator.ports import Paired, PrefillEvent, PrefillJob, RegisteredWorker, Stream
+from coordinator.fleet import MOST_WORKERS, QUARANTINE_S, SETTLING_S, SILENCE_S, Fleet, pairing_delay_s
+from coordinator.ports import RegisteredWorker, Stream
 from kvpact.clock import ManualClock
-from kvpact.errors import DataLoss, Unavailable
-from kvpact.handoff.messages import CanaryOutcome, DecodedTokens, DecodeJob, WorkerDescription
+from kvpact.errors import DataLoss, Exhausted, Unavailable
+from kvpact.handoff.jobs import (
+    DecodedTokens,
+    DecodeJob,
+    GenerateJob,
+    Paired,
+    Partner,
+    PrefillEvent,
+    PrefillJob,
+)
+from kvpact.handoff.messages import CanaryOutcome, WorkerDescription
 from kvpact.metrics import Metrics
-from kvpact.types import HandoffId, Role
+from kvpact.types import HandoffId, Role, VerdictWord
 from tests.coordinator_fakes import make_life, make_load, make_verdict
 from tests.factories import make_contract
 
@@ -26,11 +35,11 @@ class ScriptedPort:
         self._transport = transport
         self.closed = False
 
-    async def connect(self, decode: RegisteredWorker) -> Paired:
+    async def connect(self, decode: Partner) -> Paired:
         self._transport.connects.append(decode.life.worker)
         if self._transport.faults:
             raise self._transport.faults.pop(0)
-        return Paired(verdict=make_verdict(), canary=self._transport.canary)
+        return Paired(verdict=self._transport.verdict, canary=self._transport.canary)
 
     def prefill(self, job: PrefillJob) -> Stream[PrefillEvent]:
         raise AssertionError("no request is made here")
@@ -38,8 +47,14 @@ class ScriptedPort:
     def decode(self, job: DecodeJob) -> Stream[DecodedTokens]:
         raise AssertionError("no request is made here")
 
+    def generate(self, job: GenerateJob) -> Stream[DecodedTokens]:
+        raise AssertionError("no request is made here")
+
     async def release(self, handoff_id: HandoffId, reason: str) -> None:
         raise AssertionError("no request is made here")
+
+    async def drain(self) -> int:
+        raise NotImplementedError
 
     async def describe(self) -> WorkerDescription:
         raise AssertionError("nobody asks here")
@@ -55,6 +70,7 @@ class ScriptedTransport:
         self.connects: list[str] = []
         self.faults: list[Exception] = []
         self.canary: CanaryOutcome | None = None
+        self.verdict = make_verdict()
         self.ports: list[ScriptedPort] = []
 
     def prefill_port(self, endpoint: str) -> ScriptedPort:
@@ -280,3 +296,29 @@ def test_the_fleet_settles_for_a_while_after_a_change_and_then_rests(clock: Manu
 
 def test_delays_between_tries_grow_to_a_bound() -> None:
     assert [pairing_delay_s(n) for n in (1, 2, 3, 20)] == [0.1, 0.2, 0.4, 10.0]
+
+
+async def test_more_workers_than_a_cluster_has_are_turned_away_and_known_ones_are_not(fleet: Fleet) -> None:
+    for number in range(MOST_WORKERS):
+        fleet.register(worker(f"d{number}"), make_load())
+    with pytest.raises(Exhausted, match="1024 workers"):
+        fleet.register(worker("d-late"), make_load())
+    fleet.register(worker("d0", life=2), make_load())
+    assert len(fleet.snapshot().workers) == MOST_WORKERS
+
+
+@pytest.mark.parametrize("another_works", [True, False])
+async def test_a_refused_pair_beside_one_that_works_is_a_warning(
+    fleet: Fleet, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture, another_works: bool
+) -> None:
+    if another_works:
+        fleet.register(worker("p1"), make_load())
+        fleet.register(worker("d1"), make_load())
+        while not usable(fleet):
+            await fleet.change()
+    transport.verdict = make_verdict(VerdictWord.REJECT, fields=["inv_freq"])
+    fleet.register(worker("p2"), make_load())
+    fleet.register(worker("d2"), make_load())
+    while not all(pair.settled() for pair in fleet.snapshot().pairs):
+        await fleet.change()
+    assert ("p2 with d2 get no requests: they differ in inv_freq" in caplog.text) == another_works

@@ -7,7 +7,7 @@ import pytest
 from coordinator.ports import RegisteredWorker
 from coordinator.registry import PairKey, Registry, Snapshot
 from coordinator.retries import Retries
-from coordinator.router import Placement
+from coordinator.router import OnDecode, OnPair, OnPrefill, Placement
 from kvpact.errors import DataLoss, Exhausted, KvpactError, Unavailable
 from kvpact.types import Role
 from tests.coordinator_fakes import make_life, make_load
@@ -28,7 +28,9 @@ def worker(name: str) -> RegisteredWorker:
 
 def placed(prefill: str, decode: str | None) -> Placement:
     """A placement by names."""
-    return Placement(prefill=worker(prefill), decode=worker(decode) if decode else None)
+    if decode is None:
+        return OnPrefill(prefill=worker(prefill))
+    return OnPair(prefill=worker(prefill), decode=worker(decode))
 
 
 def key(prefill: str, decode: str) -> PairKey:
@@ -83,6 +85,20 @@ def test_a_full_decode_worker_is_avoided_with_every_prefill_worker_until_a_token
 
 def test_a_full_prefill_worker_alone_is_not_asked_again() -> None:
     assert not Retries().failed(placed("p1", None), FULL)
+
+
+def test_a_decode_worker_that_is_too_full_to_compute_a_prompt_itself_is_avoided() -> None:
+    retries = Retries()
+    assert retries.failed(OnDecode(decode=worker("d1")), FULL)
+    assert retries.barred(everyone()) == {key("p1", "d1"), key("p2", "d1")}
+    assert not retries.failed(OnDecode(decode=worker("d2")), FULL)
+
+
+@pytest.mark.parametrize("error", [LOST, BROKEN])
+def test_a_failure_without_a_handoff_bars_no_pair(error: KvpactError) -> None:
+    retries = Retries()
+    assert retries.failed(OnDecode(decode=worker("d1")), error)
+    assert retries.barred(everyone()) == set()
 
 
 @pytest.mark.parametrize(("error", "helps"), [(LOST, True), (BROKEN, False), (FULL, False)])

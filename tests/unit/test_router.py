@@ -8,8 +8,7 @@ import pytest
 
 from coordinator.ports import RegisteredWorker
 from coordinator.registry import PairKey, Registry, Snapshot
-from coordinator.router import choose_pair, choose_prefill, served_context
-from kvpact.contract.identity import contract_digest
+from coordinator.router import OnPrefill, choose_decode, choose_pair, choose_prefill, served_context
 from kvpact.errors import NoCompatiblePair, Unavailable
 from kvpact.types import Role, Verdict, VerdictWord, WorkerLoad
 from tests.coordinator_fakes import make_life, make_load, make_verdict
@@ -41,7 +40,6 @@ def _worker(name: str, role: Role) -> RegisteredWorker:
 def chosen(of: Snapshot, barred: set[PairKey] | None = None) -> tuple[str, str]:
     """Names of the pair that is picked."""
     placement = choose_pair(of, barred or set())
-    assert placement.decode is not None
     return placement.prefill.life.worker, placement.decode.life.worker
 
 
@@ -118,7 +116,8 @@ def test_one_token_goes_to_the_least_loaded_prefill_worker_and_to_no_decode_work
         {("busy", "d"): ACCEPT, ("idle", "d"): ACCEPT},
     )
     placement = choose_prefill(state)
-    assert (placement.prefill.life.worker, placement.decode, placement.key()) == ("idle", None, None)
+    assert placement == OnPrefill(prefill=_worker("idle", Role.PREFILL))
+    assert placement.key() is None
 
 
 def test_one_token_needs_a_prefill_worker_that_some_decode_worker_agrees_with() -> None:
@@ -146,10 +145,65 @@ def test_a_last_token_goes_to_the_contract_that_began_the_text() -> None:
         registry.record_verdict(PairKey(make_life(name), make_life("d")), ACCEPT)
     state = registry.snapshot()
     assert choose_prefill(state).prefill.life.worker == "other"
-    same = contract_digest(make_contract())
-    assert choose_prefill(state, contract=same).prefill.life.worker == "same"
+    gone = _worker("gone", Role.PREFILL)
+    assert choose_prefill(state, began=gone).prefill.life.worker == "same"
     with pytest.raises(Unavailable, match="contract that began"):
-        choose_prefill(state, contract=contract_digest(make_contract(kv_heads=1)))
+        choose_prefill(state, began=replace(gone, contract=make_contract(kv_heads=1)))
+
+
+def test_a_last_token_of_a_text_that_a_decode_worker_began_goes_to_a_partner_of_that_contract() -> None:
+    registry = Registry()
+    for name, contract in (("same", make_contract()), ("other", make_contract(kv_heads=8))):
+        registry.register(replace(_worker(name, Role.DECODE), contract=contract), make_load(), 0.0)
+    registry.register(_worker("busy", Role.PREFILL), make_load(running=5), 0.0)
+    registry.register(_worker("idle", Role.PREFILL), make_load(), 0.0)
+    for pair in (("busy", "same"), ("idle", "other")):
+        registry.record_verdict(PairKey(*map(make_life, pair)), CONVERT)
+    state = registry.snapshot()
+    began = _worker("gone", Role.DECODE)
+    assert choose_prefill(state).prefill.life.worker == "idle"
+    assert choose_prefill(state, began=began).prefill.life.worker == "busy"
+    with pytest.raises(Unavailable, match="contract that began"):
+        choose_prefill(state, began=replace(began, contract=make_contract(kv_heads=1)))
+
+
+def test_a_short_prompt_goes_to_the_least_loaded_decode_worker_of_a_usable_pair() -> None:
+    verdicts = {("p", "idle"): REJECT, ("p", "light"): CONVERT, ("p", "busy"): ACCEPT}
+    decode = {"busy": make_load(running=2), "light": make_load(running=1), "idle": make_load()}
+    state = snapshot({"p": make_load(running=50)}, decode, verdicts)
+    placement = choose_decode(state)
+    assert [worker.life.worker for worker in placement.workers()] == ["light"]
+    assert placement.key() is None
+
+
+def test_a_short_prompt_prefers_a_decode_worker_with_room_for_it() -> None:
+    size = make_contract().layout.block_size
+    decode = {"full": make_load(free=1), "busy": make_load(running=3, free=2)}
+    state = snapshot({"p": make_load()}, decode, {("p", "full"): ACCEPT, ("p", "busy"): ACCEPT})
+    assert choose_decode(state, prompt_tokens=size).decode.life.worker == "full"
+    assert choose_decode(state, prompt_tokens=size + 1).decode.life.worker == "busy"
+    assert choose_decode(state, prompt_tokens=2 * size + 1).decode.life.worker == "full"
+
+
+def test_a_short_prompt_keeps_away_from_barred_pairs() -> None:
+    state = snapshot(
+        {"p": make_load()},
+        {"a": make_load(), "b": make_load(running=5)},
+        {("p", "a"): ACCEPT, ("p", "b"): ACCEPT},
+    )
+    barred = {PairKey(make_life("p"), make_life("a"))}
+    assert choose_decode(state, barred).decode.life.worker == "b"
+    with pytest.raises(Unavailable, match="no other pair"):
+        choose_decode(state, barred | {PairKey(make_life("p"), make_life("b"))})
+
+
+def test_a_short_prompt_is_refused_as_longer_ones_are() -> None:
+    with pytest.raises(NoCompatiblePair, match="inv_freq"):
+        choose_decode(snapshot({"p": make_load()}, {"d": make_load()}, {("p", "d"): REJECT}))
+    with pytest.raises(Unavailable, match="no prefill worker"):
+        choose_decode(snapshot({}, {"d": make_load()}, {}))
+    with pytest.raises(Unavailable, match="pairing is under way"):
+        choose_decode(snapshot({"p": make_load()}, {"d": make_load()}, {}))
 
 
 def mixed_contexts(verdict: Verdict | None) -> Snapshot:
@@ -177,11 +231,9 @@ def test_the_served_context_is_the_smallest_of_pairs_that_are_not_refused(
 def test_a_request_goes_to_no_pair_with_a_shorter_context() -> None:
     state = mixed_contexts(ACCEPT)
     placement = choose_pair(state, {PairKey(make_life("p"), make_life("long"))})
-    assert placement.decode is not None
     assert placement.decode.life.worker == "short"
     placement = choose_pair(state, table_length=33)
-    assert placement.decode is not None
     assert placement.decode.life.worker == "long"
-    for choose in (choose_pair, choose_prefill):
+    for choose in (choose_pair, choose_prefill, choose_decode):
         with pytest.raises(Unavailable, match="serves 65 tokens"):
             choose(state, table_length=65)

@@ -124,13 +124,13 @@ def test_a_sequence_preempts_itself_when_others_hold_the_pool() -> None:
     others = bench.pool.allocate(2, "reservation")
     assert bench.plan() == []
     assert bench.scheduler.load_now() == (0, 1)
-    bench.pool.free(others)
+    bench.pool.free(others, "reservation")
     assert bench.plan() == [(1, 0, 8)]
 
 
 def test_a_sequence_with_blocks_of_its_own_passes_a_prompt_that_lacks_room() -> None:
     bench = Bench(blocks=4)
-    landed = bench.pool.allocate(2, "reservation")
+    landed = bench.pool.allocate(2, "sequence")
     bench.add(12)
     bench.add(9, 3, blocks=landed, computed_tokens=8, output_tokens_so_far=1)
     assert bench.plan() == [(2, 8, 9)]
@@ -139,7 +139,7 @@ def test_a_sequence_with_blocks_of_its_own_passes_a_prompt_that_lacks_room() -> 
 
 def test_a_sequence_that_comes_with_several_tokens_to_compute_gets_blocks_for_them() -> None:
     bench = Bench(blocks=4)
-    landed = bench.pool.allocate(2, "reservation")
+    landed = bench.pool.allocate(2, "sequence")
     bench.add(14, 9, blocks=landed, computed_tokens=8, output_tokens_so_far=6)
     assert bench.plan() == [(1, 8, 14)]
     assert bench.pool.held() == {"sequence": 4}
@@ -174,7 +174,7 @@ def test_the_last_token_says_why_it_is_the_last() -> None:
 
 def test_output_tokens_that_came_before_count_towards_the_limit() -> None:
     bench = Bench()
-    blocks = bench.pool.allocate(2, "reservation")
+    blocks = bench.pool.allocate(2, "sequence")
     bench.add(9, 3, blocks=blocks, computed_tokens=8, output_tokens_so_far=1)
     outcomes = [bench.step()[0] for _ in range(2)]
     assert [outcome.finish_reason for outcome in outcomes] == [None, FinishReason.LENGTH]
@@ -199,7 +199,7 @@ def test_what_must_not_be_computed_again_never_gives_way() -> None:
     kept = bench.add(
         4,
         1,
-        blocks=bench.pool.allocate(1, "canary"),
+        blocks=bench.pool.allocate(1, "sequence"),
         computed_tokens=3,
         keep_computed=True,
         stop_after_first=True,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
+from kvpact.contract.contract import Contract
 from kvpact.errors import ContractRefused, Fenced, Unavailable, UnknownHandoff
 from kvpact.handoff import sender as sender_module
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.inprocess_transport import InProcessReaderPort
-from kvpact.handoff.messages import Chunk, HandoffState, HandoffTerms, Open, PushPart, Reservation
+from kvpact.handoff.messages import Buffer, Chunk, HandoffState, HandoffTerms, Open, PushPart, Reservation
 from kvpact.handoff.outgoing import Outgoing
 from kvpact.types import HandoffId, VerdictWord, WorkerLife
 from tests.factories import make_contract, make_group
@@ -242,6 +244,60 @@ async def test_a_reservation_whose_answer_got_lost_is_released(wire: Wire) -> No
     assert wire.reader.all_free()
 
 
+class LendingCache(FakeCache):
+    """Tells that its reads are mere looks, and keeps the threads that they come from."""
+
+    def __init__(self, contract: Contract) -> None:
+        super().__init__(contract)
+        self.threads: set[threading.Thread] = set()
+
+    def __call__(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
+        """See BlockReader."""
+        self.threads.add(threading.current_thread())
+        return super().__call__(layer, blocks)
+
+    def lends(self, layer: int, blocks: range) -> bool:
+        """See BlockReader."""
+        return layer == 0
+
+
+async def test_blocks_that_are_lent_are_read_on_the_loop_and_go_out_in_order(wire: Wire) -> None:
+    cache, token = LendingCache(wire.contract), first_token()
+    terms = wire.terms(prompt_tokens=50)
+    await wire.sender().hand_over(terms, MAX_OUTPUT_TOKENS, progress(33, 50), cache, token)
+    assert threading.current_thread() in cache.threads
+    assert cache.threads != {threading.current_thread()}
+    landed = wire.reader.landing.landed
+    assert {place[1:]: landed[place] for place in landed} == {
+        (layer, block): cache.block(layer, block) for layer in (0, 1) for block in range(4)
+    }
+
+
+async def test_a_landing_has_payloads_that_outlive_what_was_lent(wire: Wire) -> None:
+    class Keeping(FakeCache):
+        def __call__(self, layer: int, blocks: range) -> tuple[Buffer, Buffer]:
+            keys, values = (bytearray(part) for part in super().__call__(layer, blocks))
+            lent.extend((keys, values))
+            return memoryview(keys), memoryview(values)
+
+    cache, lent = Keeping(wire.contract), list[bytearray]()
+    wire.reader.landing.gate.clear()
+    sending = asyncio.ensure_future(
+        wire.sender().hand_over(wire.terms(), MAX_OUTPUT_TOKENS, progress(40), cache, first_token())
+    )
+    await asyncio.to_thread(wire.reader.landing.entered.wait, 10)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    for part in lent:
+        part[:] = bytes(len(part))
+    wire.reader.landing.gate.set()
+    await wire.reader.emptied()
+    landed = wire.reader.landing.landed
+    assert landed == {place: cache.block(*place[1:]) for place in landed}
+    assert landed
+
+
 async def test_a_cancelled_sender_waits_for_the_thread_that_reads_the_cache(wire: Wire) -> None:
     cache, token = FakeCache(wire.contract), first_token()
     cache.gate.clear()
@@ -261,11 +317,17 @@ async def test_a_cancelled_sender_waits_for_the_thread_that_reads_the_cache(wire
 
 
 async def test_an_error_of_the_cache_or_of_the_first_token_comes_out_as_it_is(wire: Wire) -> None:
-    def broken(layer: int, blocks: range) -> tuple[bytes, bytes]:
-        raise ValueError("no such block")
+    class Broken(FakeCache):
+        def __call__(self, layer: int, blocks: range) -> tuple[bytes, bytes]:
+            raise ValueError("no such block")
 
-    with pytest.raises(ValueError, match="no such block"):
-        await wire.sender().hand_over(wire.terms(), MAX_OUTPUT_TOKENS, progress(40), broken, first_token())
+    class BrokenLender(Broken, LendingCache):
+        pass
+
+    for number, broken in enumerate((Broken, BrokenLender), start=3):
+        cache, terms = broken(wire.contract), wire.terms(number=number)
+        with pytest.raises(ValueError, match="no such block"):
+            await wire.sender().hand_over(terms, MAX_OUTPUT_TOKENS, progress(40), cache, first_token())
     failed = asyncio.get_running_loop().create_future()
     failed.set_exception(ValueError("sampling failed"))
     with pytest.raises(ValueError, match="sampling failed"):
@@ -275,15 +337,19 @@ async def test_an_error_of_the_cache_or_of_the_first_token_comes_out_as_it_is(wi
     await wire.reader.emptied()
 
 
-async def test_parts_are_made_one_at_a_time_on_demand(wire: Wire) -> None:
-    terms = wire.terms()
-    reservation = await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
-    outgoing = Outgoing(
-        terms=terms, reservation=reservation, contract=wire.contract, clock=wire.clock, executor=None
-    )
-    cache = FakeCache(wire.contract)
-    parts = outgoing.parts(progress(40), cache, first_token())
-    seen: list[PushPart] = [await anext(parts), await anext(parts)]
-    assert isinstance(seen[1], Chunk)
-    assert cache.reads == [(0, range(3))]
-    await parts.aclose()
+async def test_no_more_parts_are_read_ahead_than_few() -> None:
+    limits = ReceiverLimits(growth_watermark_blocks=0, chunk_cap_bytes=1)
+    async with in_process_wire(reader=make_reader(limits=limits)) as wire:
+        await wire.sender().pair(READER)
+        terms = wire.terms()
+        reservation = await wire.port.reserve(terms, MAX_OUTPUT_TOKENS)
+        outgoing = Outgoing(
+            terms=terms, reservation=reservation, contract=wire.contract, clock=wire.clock, executor=None
+        )
+        cache = FakeCache(wire.contract)
+        parts = outgoing.parts(progress(40), cache, first_token())
+        seen: list[PushPart] = [await anext(parts), await anext(parts)]
+        assert isinstance(seen[1], Chunk)
+        await outgoing.settled()
+        assert cache.reads in ([(0, range(1))], [(0, range(1)), (0, range(1, 2))])
+        await parts.aclose()

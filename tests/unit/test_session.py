@@ -85,7 +85,7 @@ def test_a_hole_is_named_by_layer_and_block() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"sequence": 1}, DataLoss, "chunk 1 came where 0 was expected"),
+        ({"sequence": 1}, DataLoss, r"chunk 1 \(layer 2, blocks .* came where chunk 0 was expected"),
         ({"generation": 5}, Fenced, "generation is 5; this reservation has 4"),
         ({"handoff_id": b"x" * 16}, Fenced, "handoff id"),
         ({"layer": 3}, BadRequest, "layer 3"),

@@ -20,6 +20,7 @@ from kvpact.errors import (
     Fenced,
     KvpactError,
     NoCompatiblePair,
+    NotPermitted,
     SelfCheckFailed,
     Unavailable,
     UnknownHandoff,
@@ -48,6 +49,7 @@ ERRORS: list[KvpactError] = [
     Exhausted("full", retry_after_s=1.5),
     DataLoss("broken", check="checksum"),
     Unavailable("draining"),
+    NotPermitted("refused", method="Push", names="coordinator.kvpact"),
     SelfCheckFailed("logits differ"),
 ]
 

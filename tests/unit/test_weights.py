@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from kvpact.contract.cache_folder import cache_folder
 from kvpact.engine import weights
-from kvpact.engine.weights import cache_folder, resolve_model
+from kvpact.engine.weights import resolve_model
 from kvpact.errors import UnreadableSource
 from tests.fakes import load_engine, make_request, make_tiny_model, run_by_hand
 
@@ -17,7 +18,7 @@ from tests.fakes import load_engine, make_request, make_tiny_model, run_by_hand
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder()
+    return cache_folder("models")
 
 
 def write_tiny_gguf(path: Path) -> None:

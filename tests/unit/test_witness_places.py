@@ -153,5 +153,5 @@ def test_rows_lie_in_the_reach_of_their_layer_counted_in_tokens() -> None:
         nonce = number.to_bytes(16, "big")
         found = places_to_show(contract, terms, nonce=nonce, first_computed=0)
         assert all(place.token >= 10 for place in found if place.layer == 1)
-        held = places_to_show(contract, terms, nonce=nonce, first_computed=20)
+        held = places_to_show(contract, terms, nonce=nonce, first_computed=0, held=20)
         assert all(place.token >= 20 for place in held)

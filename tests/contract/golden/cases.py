@@ -37,6 +37,31 @@ class Landing(StrEnum):
     """They never land: the contract is refused before a byte is sent."""
     CAUGHT = "caught"
     """The contract is fine and the bytes aren't what it says: the commit must fail its witnesses."""
+    FAILED = "failed"
+    """The bytes are right and the stream isn't: it must fail as the case says."""
+
+
+class Fault(StrEnum):
+    """What a writer does to the parts of an honest push."""
+
+    NONE = "none"
+    FLIP_BYTE = "flip_byte"
+    SWAP_CHUNKS = "swap_chunks"
+    CHUNK_TWICE = "chunk_twice"
+    LEAVE_CHUNK_OUT = "leave_chunk_out"
+    ONE_CHUNK_MORE = "one_chunk_more"
+    ONE_BYTE_MORE = "one_byte_more"
+    NO_COMMIT = "no_commit"
+    WITNESS_LEFT_OUT = "witness_left_out"
+    WITNESS_OF_OTHER_ROW = "witness_of_other_row"
+    OPEN_OTHER_GENERATION = "open_other_generation"
+    OPEN_OTHER_CONTRACT = "open_other_contract"
+    OPEN_TWICE = "open_twice"
+    CHUNK_OTHER_GENERATION = "chunk_other_generation"
+    CHUNK_OTHER_HANDOFF = "chunk_other_handoff"
+    CHUNK_OTHER_LAYER = "chunk_other_layer"
+    CHUNK_BEHIND_END = "chunk_behind_end"
+    CHUNK_OTHER_SIZE = "chunk_other_size"
 
 
 class Damage(StrEnum):
@@ -62,6 +87,21 @@ class Case:
     stored_as: Contract | None = None
     """What its model really runs and stores, where the header lies."""
     damage: Damage = Damage.NONE
+    steps: tuple[int, ...] = ()
+    """Prompt tokens computed after each prefill step but the last; a step sends the blocks that it filled."""
+    chunk_blocks: int | None = None
+    """Most blocks of a chunk."""
+    layers_backwards: bool = False
+    sends_all: bool = False
+    """Blocks that windows let stay with the writer travel all the same."""
+    chunk_cap_bytes: int = 1 << 20
+    lossy: bool = False
+    """Whether the reader allows loss."""
+    fault: Fault = Fault.NONE
+    reason: str | None = None
+    """Of the error, where the push must fail."""
+    check: str | None = None
+    """Its failed check, where the reason is DATA_LOSS; its parameter, where it is BAD_REQUEST."""
     verdict: str = "accept"
     differences: Mapping[str, str] = field(default_factory=dict)
     """Field to action; an accepted or noted one is listed too."""

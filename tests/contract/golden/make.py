@@ -1,4 +1,7 @@
-"""Writes the corpus: `python -m tests.contract.golden.make`. The same code gives the same bytes."""
+"""Writes the corpus and the golden bytes of messages: `python -m tests.contract.golden.make`.
+
+The same code gives the same bytes. `lifetimes.json` is written by hand and stays.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from kvpact.contract.jsonform import contract_to_json
 from kvpact.handoff.capture_file import capture_to_bytes
 from tests.contract.golden import model
 from tests.contract.golden.cases import CASES, WINDOW, Case, Landing, table
+from tests.contract.golden.message_bytes import golden_files
 from tests.contract.golden.record import record
+from tests.contract.golden.streams import STREAMS
 
 FOLDER = Path(__file__).parent
 TABLE_FILE, TRUTH_FILE, READERS = "golden.json", "truth.safetensors", "readers"
+STREAMS_FILE, STREAMS_FOLDER = "streams.json", "streams"
 LONGEST = max(case.tokens for case in CASES)
 
 
@@ -30,13 +36,20 @@ def case_bytes(case: Case) -> bytes:
 def corpus() -> dict[str, bytes]:
     """Every file of the corpus by its path in the folder."""
     files = {f"{case.name}.kvpact": case_bytes(case) for case in CASES}
+    files |= {f"{STREAMS_FOLDER}/{case.name}.kvpact": case_bytes(case) for case in STREAMS}
     files |= {reader_file(case.reader): _json(contract_to_json(case.reader)) for case in CASES}
-    return files | {TABLE_FILE: table_bytes(), TRUTH_FILE: truth_bytes()}
+    tables = {TABLE_FILE: table_bytes(), STREAMS_FILE: streams_bytes()}
+    return files | tables | {TRUTH_FILE: truth_bytes()}
 
 
 def table_bytes() -> bytes:
     """What must come of each file."""
     return _json({"version": 1, "truth": TRUTH_FILE, "cases": [_entry(case) for case in CASES]})
+
+
+def streams_bytes() -> bytes:
+    """What must come of each stream."""
+    return _json({"version": 1, "truth": TRUTH_FILE, "streams": [_stream_entry(case) for case in STREAMS]})
 
 
 def truth_bytes() -> bytes:
@@ -79,19 +92,41 @@ def _entry(case: Case) -> dict[str, Any]:
     }
 
 
+def _stream_entry(case: Case) -> dict[str, Any]:
+    parameter = case.reason == "BAD_REQUEST"
+    return {
+        "file": f"{STREAMS_FOLDER}/{case.name}.kvpact",
+        "about": case.about,
+        "reader": reader_file(case.reader),
+        "prompt_tokens": case.tokens,
+        "chunk_cap_bytes": case.chunk_cap_bytes,
+        "lossy": "allow" if case.lossy else "reject",
+        "verdict": case.verdict,
+        "plan": list(case.plan),
+        "exactness": case.exactness,
+        "outcome": "failed" if case.landing is Landing.FAILED else "committed",
+        "reason": case.reason,
+        "check": None if parameter else case.check,
+        "param": case.check if parameter else None,
+    }
+
+
 def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def main() -> None:
-    """Replaces the corpus beside this file."""
+    """Replaces the corpus beside this file, and the bytes of messages."""
     torch.set_num_threads(1)
     files = corpus()
-    (FOLDER / READERS).mkdir(exist_ok=True)
-    for stale in (*FOLDER.glob("*.kvpact"), *(FOLDER / READERS).glob("*.json")):
+    for folder in (READERS, STREAMS_FOLDER):
+        (FOLDER / folder).mkdir(exist_ok=True)
+    for stale in (*FOLDER.rglob("*.kvpact"), *(FOLDER / READERS).glob("*.json")):
         stale.unlink()
     for path, data in files.items():
         (FOLDER / path).write_bytes(data)
+    for path, text in golden_files().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from kvpact.contract.witness import Rows, check_rows
 from kvpact.contract.witness_places import Place
 from kvpact.errors import DataLoss
 from kvpact.handoff.chunks import layer_blocks
+from kvpact.handoff.grants import Marks
 from kvpact.handoff.handoff_table import ReceiverLimits
 from kvpact.handoff.messages import Buffer, ChunkHeader, HandoffTerms, Witness, WitnessReport
 from kvpact.handoff.receiver import Receiver
@@ -52,7 +52,13 @@ class RowLanding:
         self.values: dict[tuple[int, int], torch.Tensor] = {}
 
     def prepare(
-        self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        writer: Contract,
+        verdict: Verdict,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        *,
+        held_tokens: int = 0,
     ) -> RowLandingHandle:
         """See Landing."""
         return RowLandingHandle(
@@ -97,6 +103,7 @@ class RowLandingHandle:
     positions_T: torch.Tensor
     rotations: RotationCache
     max_abs_error: float | None = None
+    brief: bool = False
 
     def land(self, header: ChunkHeader, keys: Buffer, values: Buffer) -> None:
         """See LandingHandle."""
@@ -132,11 +139,17 @@ class WorkerLanding(CacheLanding):
         self._landed: tuple[Contract, HandoffTerms, Sequence[BlockId]] | None = None
 
     def prepare(
-        self, writer: Contract, verdict: Verdict, terms: HandoffTerms, blocks: Sequence[BlockId]
+        self,
+        writer: Contract,
+        verdict: Verdict,
+        terms: HandoffTerms,
+        blocks: Sequence[BlockId],
+        *,
+        held_tokens: int = 0,
     ) -> CacheLandingHandle:
         """See Landing."""
         self._landed = writer, terms, blocks
-        return super().prepare(writer, verdict, terms, blocks)
+        return super().prepare(writer, verdict, terms, blocks, held_tokens=held_tokens)
 
     @property
     def keys(self) -> dict[tuple[int, int], torch.Tensor]:
@@ -167,28 +180,34 @@ class GoldenReader:
 
     receiver: Receiver
     landing: RowLanding | WorkerLanding
+    pool: BlockPool
 
 
 @asynccontextmanager
 async def golden_reader(
-    contract: Contract, nonce: bytes, kind: type[RowLanding] | type[WorkerLanding] = RowLanding
+    contract: Contract,
+    nonce: bytes,
+    kind: type[RowLanding] | type[WorkerLanding] = RowLanding,
+    *,
+    lossy: bool = False,
+    chunk_cap_bytes: int = 1 << 20,
 ) -> AsyncIterator[GoldenReader]:
     """A reader whose first reservation has generation 1 and the given nonce."""
-    clock, landing = ManualClock(), kind(contract)
+    clock, landing, pool = ManualClock(), kind(contract), BlockPool(BLOCKS)
     receiver = Receiver(
         life=READER,
         contract=contract,
-        policy=Policy(),
-        pool=BlockPool(BLOCKS),
+        policy=Policy(lossy="allow" if lossy else "reject"),
+        pool=pool,
         landing=landing,
         verifier=landing,
         judge=None,
         clock=clock,
-        limits=ReceiverLimits(growth_watermark_blocks=0),
+        limits=ReceiverLimits(growth_watermark_blocks=0, chunk_cap_bytes=chunk_cap_bytes),
         call_later=FakeAlarms(clock).call_later,
+        marks=Marks(new_nonce=lambda: nonce),
     )
-    with patch("kvpact.handoff.receiver.new_nonce", lambda: nonce):
-        yield GoldenReader(receiver=receiver, landing=landing)
+    yield GoldenReader(receiver=receiver, landing=landing, pool=pool)
     receiver.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +34,9 @@ from kvpact.handoff.terms import make_terms
 from kvpact.types import AxisOrder, HandoffId, KeyState, LaneOrder
 from tests.contract.golden import model
 from tests.contract.golden.cases import Case, Damage, Landing, table
-from tests.contract.golden.reader import READER, WRITER, golden_reader, places
+from tests.contract.golden.faults import faulty
+from tests.contract.golden.reader import READER, WRITER, RowLanding, WorkerLanding, golden_reader, places
+from tests.handoff_fakes import stream
 from tests.reference_cache import pack
 
 MAX_OUTPUT_TOKENS = 8
@@ -114,7 +116,10 @@ async def _record(case: Case) -> Capture:
     captures: list[Capture] = []
     honest = case.landing is not Landing.REFUSED
     nonce = hashlib.sha256(b"nonce of " + case.name.encode()).digest()[:16]
-    async with golden_reader(case.reader if honest else case.writer, nonce) as reader:
+    contract = case.reader if honest else case.writer
+    kind = WorkerLanding if case.lossy or case.landing is Landing.FAILED else RowLanding
+    limits = {"lossy": case.lossy, "chunk_cap_bytes": case.chunk_cap_bytes}
+    async with golden_reader(contract, nonce, kind, **limits) as reader:
         port = RecordingReaderPort(InProcessReaderPort(reader.receiver), captures.append)
         digest = contract_digest(case.writer)
         await port.pair(
@@ -137,48 +142,65 @@ async def _record(case: Case) -> Capture:
         )
         reservation = await port.reserve(terms, MAX_OUTPUT_TOKENS)
         try:
-            await port.push(_parts(case, terms, reservation))
+            await port.push(stream(faulty(case.fault, terms, [*_parts(case, terms, reservation)])))
         except KvpactError:
-            assert case.landing is Landing.CAUGHT, f"{case.name} is honest"
+            assert case.landing in (Landing.CAUGHT, Landing.FAILED), f"{case.name} is honest"
     (capture,) = captures
     return capture
 
 
-async def _parts(case: Case, terms: HandoffTerms, reservation: Reservation) -> AsyncIterator[PushPart]:
-    """Open, one chunk for each layer, commit."""
+def _parts(case: Case, terms: HandoffTerms, reservation: Reservation) -> Iterator[PushPart]:
+    """Open, the chunks of each prefill step, commit."""
     yield Open(
         handoff_id=terms.handoff_id,
         generation=reservation.generation,
         contract_digest=terms.contract_digest,
     )
-    blocks = block_count(case.tokens, case.writer.layout.block_size)
-    stored, payload_bytes = stored_bytes(case), 0
-    layers = layer_blocks(case.writer, terms.required)
-    for sequence, layer in enumerate(layers):
-        keys, values = stored[layer.layer]
+    stored, payload_bytes, sequence = stored_bytes(case), 0, 0
+    layers = {layer.layer: layer for layer in layer_blocks(case.writer, terms.required)}
+    for sequence, (number, blocks) in enumerate(_spans(case, terms)):
+        layer = layers[number]
         keys, values = (
-            keys[layer.first_block * layer.key_bytes :],
-            values[layer.first_block * layer.value_bytes :],
+            data[blocks.start * size : blocks.stop * size]
+            for data, size in zip(stored[number], (layer.key_bytes, layer.value_bytes), strict=True)
         )
         header = ChunkHeader(
             handoff_id=terms.handoff_id,
             generation=reservation.generation,
             sequence=sequence,
-            layer=layer.layer,
-            block_start=layer.first_block,
-            block_count=blocks - layer.first_block,
+            layer=number,
+            block_start=blocks.start,
+            block_count=len(blocks),
             key_bytes=len(keys),
             value_bytes=len(values),
         )
-        checksum = chunk_checksum(header, terms.contract_digest, terms.token_digest, keys, values)
         payload_bytes += len(keys) + len(values)
-        yield Chunk(header=header, checksum=checksum, keys=keys, values=values)
+        yield _chunk(terms, header, keys, values)
     yield Commit(
-        chunk_count=len(layers),
+        chunk_count=sequence + 1,
         payload_bytes=payload_bytes,
         first_token_id=model.prompt(case.tokens)[-1],
         witnesses=_witnesses(case, terms, reservation),
     )
+
+
+def _spans(case: Case, terms: HandoffTerms) -> Iterator[tuple[int, range]]:
+    """Layer and blocks of each chunk."""
+    size = case.writer.layout.block_size
+    layers = layer_blocks(case.writer, terms.required)
+    sent = {layer.layer: 0 if case.sends_all else layer.first_block for layer in layers}
+    for computed in (*case.steps, case.tokens):
+        filled = computed // size if computed < case.tokens else block_count(computed, size)
+        for layer in sorted(sent, reverse=case.layers_backwards):
+            while sent[layer] < filled:
+                stop = min(filled, sent[layer] + (case.chunk_blocks or filled))
+                yield layer, range(sent[layer], stop)
+                sent[layer] = stop
+
+
+def _chunk(terms: HandoffTerms, header: ChunkHeader, keys: bytes, values: bytes) -> Chunk:
+    checksum = chunk_checksum(header, terms.contract_digest, terms.token_digest, keys, values)
+    return Chunk(header=header, checksum=checksum, keys=keys, values=values)
 
 
 def _witnesses(case: Case, terms: HandoffTerms, reservation: Reservation) -> tuple[Witness, ...]:

@@ -1,0 +1,123 @@
+"""`kvpact doctor`: whether the machines of a deployment fit together, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvpact.cli.flags import AddressFlag, ConfigFlag, JsonFlag, ModelFlag
+from kvpact.cli.joining import init_ray
+from kvpact.cli.output import EXIT_FAILED, console, print_json, progress, reported_errors, show
+from kvpact.config import load_config
+from kvpact.errors import Unavailable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvpact.serving.node_facts import Finding, NodeFacts
+
+DEADLINE_S = 300.0
+"""For one node, hashing of the weights included."""
+
+
+def doctor(
+    *,
+    address: AddressFlag = None,
+    model: ModelFlag = None,
+    config: ConfigFlag = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Compares Python, packages and the model on every node, and looks at limits, before anything starts.
+
+    Without --address it looks at this machine alone. Exit code 0 without errors, else 1.
+    """
+    with reported_errors(as_json=json_output):
+        from kvpact.serving.node_facts import Level, judge_nodes
+
+        settings = load_config(config, {} if model is None else {"model": model})
+        nodes = [_facts("this machine", settings.model)]
+        if address is not None:
+            nodes += _remote_facts(address, settings.model)
+        findings = judge_nodes(nodes)
+        if json_output:
+            print_json({"nodes": [asdict(node) for node in nodes], "findings": [asdict(f) for f in findings]})
+        else:
+            _print(nodes, findings)
+    if any(finding.level is Level.ERROR for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _facts(node: str, model: str) -> NodeFacts:
+    """Facts of the machine that this runs on."""
+    from kvpact.contract.identity_model import model_identity
+    from kvpact.contract.sources.huggingface import read_config
+    from kvpact.engine.weights import resolve_model
+    from kvpact.serving.node_facts import node_facts
+
+    def identify() -> tuple[str, str | None]:
+        folder = resolve_model(model)
+        digest = model_identity(folder, read_config(folder)).function_digest
+        return str(folder), None if digest is None else digest.hex()
+
+    return node_facts(node, identify)
+
+
+def _remote_facts(address: str, model: str) -> list[NodeFacts]:
+    """Facts of each living node of a Ray cluster, told by a task on it. Raises Unavailable."""
+    import ray
+    from ray.exceptions import RayError
+
+    progress(f"asking the nodes of Ray at {address}")
+    init_ray(address=address)
+    try:
+        asked = [
+            _asked(node, model)
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            if node["Alive"]
+        ]
+        facts: list[NodeFacts] = ray.get(asked, timeout=DEADLINE_S)
+    except RayError as error:
+        raise Unavailable(f"a node of the Ray cluster gave no answer: {error}") from error
+    finally:
+        ray.shutdown()
+    return facts
+
+
+def _asked(node: dict[str, Any], model: str) -> Any:
+    """A task that tells the facts of one node, on that node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task = ray.remote(_facts).options(num_cpus=0, scheduling_strategy=there)
+    return task.remote(node["NodeManagerAddress"], model)
+
+
+def _print(nodes: Sequence[NodeFacts], findings: Sequence[Finding]) -> None:
+    from kvpact.serving.node_facts import Level
+
+    show(_table(nodes))
+    for finding in findings:
+        style = "bold red" if finding.level is Level.ERROR else "yellow"
+        line = f"{finding.level.value} {finding.node}: {finding.text}"
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+    if not findings:
+        console.print("nothing to mend", highlight=False)
+
+
+def _table(nodes: Sequence[NodeFacts]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for heading in ("node", "python", "kvpact", "ray", "torch", "cores", "open files", "model"):
+        table.add_column(heading, overflow="fold")
+    for node in nodes:
+        row: list[Any] = [node.node, node.python]
+        row += [node.packages.get(name, "absent") for name in ("kvpact", "ray", "torch")]
+        digest = node.model if node.model_digest is None else node.model_digest[:12]
+        table.add_row(*row, str(node.cores), str(node.open_files), digest)
+    return table
