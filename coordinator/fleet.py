@@ -32,7 +32,7 @@ QUARANTINE_S = 30.0
 
 def pairing_delay_s(failures: int) -> float:
     """Seconds before the next try after `failures` >= 1 failed ones."""
-    return float(min(0.1 * 2 ** (failures - 1), 10.0))
+    return float(min(0.1 * 2 ** min(failures - 1, 7), 10.0))
 
 
 class Fleet:
@@ -128,11 +128,26 @@ class Fleet:
         return obstacle_of(self._registry.snapshot(), life)
 
     def expire_silent(self) -> None:
-        """Forgets workers that said nothing for SILENCE_S."""
+        """Forgets workers that said nothing for SILENCE_S: one that was draining has ended in order."""
+        draining = self._registry.snapshot().draining()
         for worker in self._registry.expire(self._clock.now() - SILENCE_S):
-            logger.warning("%s has been silent for %g s and is forgotten", worker.life.worker, SILENCE_S)
+            if worker.life in draining:
+                logger.info("%s has ended", worker.life.worker)
+            else:
+                logger.warning("%s has been silent for %g s and is forgotten", worker.life.worker, SILENCE_S)
             self._close_port(worker.life)
             self._note_change()
+
+    def forget(self, life: WorkerLife) -> None:
+        """Drops a worker that was ended; nothing happens where it isn't known."""
+        if self._registry.forget(life):
+            logger.info("%s has ended", life.worker)
+            self._close_port(life)
+            self._note_change()
+
+    def lives(self) -> list[WorkerLife]:
+        """Known workers."""
+        return [state.worker.life for state in self._registry.snapshot().workers]
 
     def suspect(self, key: PairKey, error: KvpactError) -> None:
         """Takes a pair out of use after a failure and pairs it anew."""

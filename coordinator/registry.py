@@ -70,6 +70,10 @@ class Snapshot:
         """Workers of one role that take new work."""
         return [state for state in self.workers if state.worker.role is role and not state.load.draining]
 
+    def draining(self) -> set[WorkerLife]:
+        """Workers that finish what they have."""
+        return {state.worker.life for state in self.workers if state.load.draining}
+
 
 @dataclass(slots=True)
 class Registry:
@@ -127,6 +131,13 @@ class Registry:
         for worker in silent:
             self._forget(worker)
         return silent
+
+    def forget(self, life: WorkerLife) -> bool:
+        """Drops a worker and its pairs; false where this life isn't known."""
+        known = self.find(life)
+        if known is not None:
+            self._forget(known.worker)
+        return known is not None
 
     def record_verdict(
         self, key: PairKey, verdict: Verdict, transport: TransportChoice | None = None

@@ -136,7 +136,7 @@ def obstacle_of(snapshot: Snapshot, life: WorkerLife) -> str:
         return ""
     other = Role.DECODE if workers[life].worker.role is Role.PREFILL else Role.PREFILL
     if not pairs:
-        return f"no {other.value} worker takes requests now"
+        return f"no {other.value} worker takes requests now{draining_of(snapshot, other)}"
     error = _no_pair(pairs)
     if isinstance(error, NoCompatiblePair) and error.verdict is not None:
         return f"no {other.value} worker can share a cache with it: they differ in " + refusing_fields(
@@ -163,10 +163,23 @@ def _workers(snapshot: Snapshot) -> Mapping[WorkerLife, WorkerState]:
 def _present(snapshot: Snapshot, role: Role) -> list[WorkerState]:
     states = snapshot.of_role(role)
     if not states:
-        raise Unavailable(
-            f"no {role.value} worker takes requests now; start one, or wait until one has registered"
-        )
+        draining = draining_of(snapshot, role)
+        remedy = f"start another (kvpact scale --{role.value} N, where `kvpact up` started it)"
+        if not draining:
+            remedy = "start one, or wait until one has registered"
+        raise Unavailable(f"no {role.value} worker takes requests now{draining}; {remedy}")
     return states
+
+
+def draining_of(snapshot: Snapshot, role: Role) -> str:
+    """Which workers of a role finish what they have, as a part of a sentence; empty where none does."""
+    names = sorted(state.worker.life.worker for state in snapshot.workers if _drains(state, role))
+    verb = "is" if len(names) == 1 else "are"
+    return f": {', '.join(names)} {verb} draining" if names else ""
+
+
+def _drains(state: WorkerState, role: Role) -> bool:
+    return state.worker.role is role and state.load.draining
 
 
 def _pairs_of(snapshot: Snapshot, workers: Mapping[WorkerLife, WorkerState]) -> list[PairState]:

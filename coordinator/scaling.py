@@ -1,4 +1,4 @@
-"""Changes how many workers there are: new ones start, the youngest are drained and ended."""
+"""Changes how many workers there are: new ones start, drained ones and then the youngest are ended."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Crew(Protocol):
     async def grow(self, role: Role, wanted: int) -> dict[str, str]:
         """Starts workers until there are `wanted`; the new ones with endpoints. Raises KvpactError."""
 
-    def beyond(self, role: Role, wanted: int) -> list[str]:
-        """Workers that are too many where `wanted` should stay."""
+    def of_role(self, role: Role) -> list[str]:
+        """Workers of a role that it started, the oldest first."""
 
     def owns(self, name: str) -> bool:
         """Whether it started this worker."""
@@ -43,7 +43,10 @@ class Scaling:
         self._leaving: set[str] = set()
 
     def scale(self, wanted: Mapping[Role, int]) -> list[str]:
-        """Begins to change to `wanted` workers of each role; the names of those that will leave."""
+        """Begins to change to `wanted` workers of each role; the names of those that will leave.
+
+        One that drains doesn't count: it leaves, and another one starts where too few are left.
+        """
         self._wanted |= wanted
         leaving = [name for role in wanted for name in self._let_go(role)]
         for role in wanted:
@@ -53,6 +56,10 @@ class Scaling:
     def owns(self, name: str) -> bool:
         """Whether a worker is one of those that it counts."""
         return self._crew.owns(name)
+
+    def leaves(self, name: str) -> bool:
+        """Whether a worker is on its way out."""
+        return name in self._leaving
 
     async def stop(self) -> None:
         """Ends what is under way, without waiting for workers' requests. Idempotent."""
@@ -67,9 +74,11 @@ class Scaling:
         task.add_done_callback(self._tasks.discard)
 
     def _let_go(self, role: Role) -> list[str]:
-        """Begins to retire workers that are too many and don't leave already; their names."""
-        beyond = self._crew.beyond(role, self._wanted[role])
-        names = [name for name in beyond if name not in self._leaving]
+        """Begins to retire workers that drain or are too many, and don't leave already; their names."""
+        draining = {life.worker for life in self._fleet.snapshot().draining()}
+        staying = [name for name in self._crew.of_role(role) if name not in self._leaving]
+        serving = [name for name in staying if name not in draining]
+        names = [name for name in staying if name in draining] + serving[self._wanted[role] :][::-1]
         for name in names:
             self._leaving.add(name)
             self._begin(self._retire(role, name))
@@ -87,8 +96,10 @@ class Scaling:
         """Drains a worker, waits until it holds nothing or the time is over, and ends it."""
         try:
             await finish(_Named(self._fleet, name), within_s=self._drain_s, hurry=asyncio.Event())
+            lives = [life for life in self._fleet.lives() if life.worker == name]
             await self._crew.end(name)
-            logger.info("%s was ended", name)
+            for life in lives:
+                self._fleet.forget(life)
         except KvpactError as error:
             logger.error("%s could not be ended: %s", name, error)
         finally:

@@ -71,9 +71,9 @@ class Supervisor:
             await self._end([name for name, actor in created.items() if self._actors.get(name) is actor])
             raise
 
-    def beyond(self, role: Role, wanted: int) -> list[str]:
-        """Workers of a role that are too many where `wanted` should stay, the youngest first."""
-        return sorted(self._of_role(role), key=_number)[wanted:][::-1]
+    def of_role(self, role: Role) -> list[str]:
+        """Workers of a role that were started here, by their numbers."""
+        return sorted((name for name in self._actors if name.startswith(f"{role}-")), key=_number)
 
     async def end(self, name: str) -> None:
         """Ends one worker for good, which should have been drained.
@@ -97,11 +97,8 @@ class Supervisor:
         """Whether a worker was started here."""
         return name in self._actors
 
-    def _of_role(self, role: Role) -> list[str]:
-        return [name for name in self._actors if name.startswith(f"{role}-")]
-
     def _new_names(self, role: Role, wanted: int) -> list[str]:
-        missing = wanted - len(self._of_role(role))
+        missing = wanted - len(self.of_role(role))
         free = (name for index in count() if (name := f"{role}-{index}") not in self._actors)
         return [next(free) for _ in range(missing)]
 

@@ -152,7 +152,8 @@ def load_config(path: Path | None, flags: dict[str, Any]) -> Config:
         try:
             loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BadRequest(f"can't read config file {path}: {error}", param="config") from error
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            raise BadRequest(f"can't read config file {path}: {why}", param="config") from error
         if loaded is not None and not isinstance(loaded, dict):
             raise BadRequest(
                 f"config file {path} holds {type(loaded).__name__}, expected a mapping", param="config"

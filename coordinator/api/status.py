@@ -108,7 +108,8 @@ def _pair(pair: PairState, contracts: Mapping[WorkerLife, str], *, with_values: 
 
 async def _worker(context: ApiContext, state: WorkerState) -> dict[str, Any]:
     """What the registry knows of a worker and what it says of itself now."""
-    worker = state.worker
+    worker, scaling = state.worker, context.scaling
+    draining = state.load.draining or (scaling is not None and scaling.leaves(worker.life.worker))
     known = {
         "worker": worker.life.worker,
         "role": worker.role.value,
@@ -116,13 +117,14 @@ async def _worker(context: ApiContext, state: WorkerState) -> dict[str, Any]:
         "endpoint": worker.endpoint,
         "contract_digest": contract_digest(worker.contract).hex(),
         "pid": worker.pid,
-        "started_here": context.scaling is not None and context.scaling.owns(worker.life.worker),
+        "started_here": scaling is not None and scaling.owns(worker.life.worker),
     }
     try:
         described = await context.fleet.port(worker.life).describe()
-        return known | _described(described) | {"obstacle": context.fleet.obstacle(worker.life) or None}
+        found = known | _described(described) | {"obstacle": context.fleet.obstacle(worker.life) or None}
+        return found | {"draining": draining or described.load.draining}
     except KvpactError as error:
-        return known | {"trouble": str(error)}
+        return known | {"trouble": f"was draining and has ended, or {error}" if draining else str(error)}
 
 
 def _described(description: WorkerDescription) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from kvpact.cli.flags import (
     PrefillWorkersFlag,
     deployment_config,
 )
-from kvpact.cli.output import EXIT_STOPPED, console, errors, print_json, progress, reported_errors
+from kvpact.cli.output import EXIT_STOPPED, console, errors, print_json, progress, reported_errors, say
 from kvpact.cli.signals import stops
 from kvpact.config import Config
 from kvpact.errors import NoCompatiblePair
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kvpact.cli.batch_output import BatchOutput
+    from kvpact.cli.batch_tally import Tally
 
 EXIT_LINES = 100
 """Exit code of a run with failed lines is this and their number, at most MOST_TOLD of it."""
-MOST_TOLD = 99
+MOST_TOLD = 20
+"""Higher codes are those of timeouts and signals."""
 ANSWER_DEADLINE_S = 3600.0
 Source = Annotated[Path, typer.Argument(metavar="IN", help="Batch file in OpenAI's format, JSON lines.")]
 Output = Annotated[
@@ -49,6 +51,9 @@ ServerUrl = Annotated[
 ]
 ApiKeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="File with the server's API key.")]
 AtOnce = Annotated[int, typer.Option(min=1, metavar="N", help="Lines under way at a time.")]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Do lines again that failed; their records are replaced.")
+]
 
 
 def batch(
@@ -58,6 +63,7 @@ def batch(
     url: ServerUrl = None,
     api_key_file: ApiKeyFile = None,
     at_once: AtOnce = 32,
+    retry_failed: RetryFailed = False,
     model: ModelFlag = None,
     config: ConfigFlag = None,
     address: AddressFlag = None,
@@ -72,14 +78,15 @@ def batch(
     """Runs a batch file through a cluster and writes a record for each line as soon as it is answered.
 
     A run that was ended goes on where it was: lines with a final record aren't done again. Exit code 0 when
-    every line was answered well, else 100 and the number of lines that weren't, 199 for 99 and more.
+    every line was answered well, else 100 and the number of lines that weren't, 120 for 20 and more; 130 when
+    it was ended; 1 where no server answers.
     """
     more = {"prefill_workers": prefill, "decode_workers": decode, "api": {"port": 0}}
     with reported_errors(as_json=json_output):
         sides = (prefill_cache, prefill_override), (decode_cache, decode_override)
         settings = deployment_config(model, config, sides, more)
         server = None if url is None else checked_url(url)
-        plan = _Plan(source, output, server, address, read_key(api_key_file), at_once)
+        plan = _Plan(source, output, server, address, read_key(api_key_file), at_once, retry_failed)
         try:
             failures = asyncio.run(_run(plan, settings, json_output=json_output))
         except asyncio.CancelledError:
@@ -97,6 +104,7 @@ class _Plan(NamedTuple):
     address: str | None
     key: str | None
     at_once: int
+    retry_failed: bool
 
 
 async def _run(plan: _Plan, config: Config, *, json_output: bool) -> int:
@@ -104,42 +112,64 @@ async def _run(plan: _Plan, config: Config, *, json_output: bool) -> int:
     from kvpact.cli.batch_file import read_jobs
     from kvpact.cli.batch_output import BatchOutput
 
-    with BatchOutput(plan.output) as records, stops():
-        due = sum(records.is_due(line) for line in read_jobs(plan.source))
-        kept, failures = len(records.kept), records.kept_failures
-        if due:
-            key = key_to_show(plan.key, plan.server, config)
-            async with _server(plan, config) as base, _client(base, key) as client:
-                failures += await _answer_all(plan, records, client, due)
-    summary = {"lines": due + kept, "done_before": kept, "failed": failures, "output": str(plan.output)}
-    if json_output:
-        print_json(summary)
-    else:
-        console.print(
-            f"{due + kept} lines, {kept} of them done before, {failures} failed; records in {plan.output}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    return failures
+    with stops():
+        await _check_server(plan)
+        with BatchOutput(plan.output, retry_failed=plan.retry_failed) as records:
+            due = sum(records.is_due(line) for line in read_jobs(plan.source))
+            kept = records.tally.lines
+            try:
+                if due:
+                    await _answer_all(plan, config, records, due)
+            except asyncio.CancelledError:
+                told = f"{records.tally.lines} of {due + kept} lines done"
+                say(f"kvpact: ended; {told}; run the same command to go on")
+                raise
+    _print_summary(plan, due + kept, kept, records.tally, json_output=json_output)
+    return records.tally.failed
 
 
-async def _answer_all(plan: _Plan, records: BatchOutput, client: httpx.AsyncClient, due: int) -> int:
-    """Answers every line that is due; how many failed."""
-    from kvpact.cli.batch_file import failed, read_jobs
-    from kvpact.cli.batch_run import Client, run_lines
+async def _check_server(plan: _Plan) -> None:
+    """Raises Unavailable where a server was named and none answers there."""
+    from kvpact.cli.batch_run import check_alive
 
-    failures = 0
+    if plan.server is not None:
+        async with _client(plan.server, None) as client:
+            await check_alive(client)
+
+
+async def _answer_all(plan: _Plan, config: Config, records: BatchOutput, due: int) -> None:
+    """Answers every line that is due. Raises BadRequest where the server refuses the key."""
+    from kvpact.cli.batch_file import read_jobs
+    from kvpact.cli.batch_run import Client, check_key, run_lines
+
     lines = (line for line in read_jobs(plan.source) if records.is_due(line))
-    with _bar() as bar:
-        task = bar.add_task("batch", total=due, failed=0)
-        async with contextlib.aclosing(
-            run_lines(lines, Client(client).send, at_once=plan.at_once)
-        ) as outcomes:
-            async for record in outcomes:
-                await asyncio.to_thread(records.append, record)
-                failures += failed(record)
-                bar.update(task, advance=1, failed=failures)
-    return failures
+    key, kept_failures, answered = key_to_show(plan.key, plan.server, config), records.tally.failed, False
+    async with _server(plan, config) as base, _client(base, key) as client:
+        with _bar() as bar:
+            task = bar.add_task("batch", total=due, failed=0)
+            outcomes = run_lines(lines, Client(client).send, at_once=plan.at_once)
+            async with contextlib.aclosing(outcomes):
+                async for record in outcomes:
+                    if not answered and record["response"] is not None:
+                        check_key(record)
+                        answered = True
+                    await asyncio.to_thread(records.append, record)
+                    bar.update(task, advance=1, failed=records.tally.failed - kept_failures)
+
+
+def _print_summary(plan: _Plan, lines: int, kept: int, tally: Tally, *, json_output: bool) -> None:
+    if json_output:
+        summary = {"lines": lines, "done_before": kept, "failed": tally.failed, "failures": tally.failures()}
+        print_json({**summary, "output": str(plan.output)})
+        return
+    console.print(
+        f"{lines} lines, {kept} of them done before, {tally.text()}; records in {plan.output}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if tally.failed:
+        say("kvpact: once the cause is mended, --retry-failed does these lines again")
 
 
 def key_to_show(named: str | None, server: str | None, config: Config) -> str | None:

@@ -104,16 +104,17 @@ def parse_record(data: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and fields <= record.keys() else None
 
 
-def check_same(job: Job | Broken, recorded: str | None, output: Path) -> None:
-    """Refuses to go on with the output of another batch file.
+def check_same(job: Job | Broken, recorded: str | None, output: Path, *, may_be_mended: bool = False) -> None:
+    """Refuses to go on with the output of another batch file; `may_be_mended`: the recorded line failed.
 
     Raises:
         BadRequest: the custom_id that is recorded isn't that of the line.
     """
     if recorded != job.custom_id:
+        mended = "; or, if that line was corrected, add --retry-failed" if may_be_mended else ""
         raise BadRequest(
             f"{output} holds custom_id {recorded!r} for line {job.line}, the batch file has "
-            f"{job.custom_id!r} there; it belongs to another batch, so name another output file",
+            f"{job.custom_id!r} there; it belongs to another batch, so name another output file{mended}",
             param="output",
         )
 

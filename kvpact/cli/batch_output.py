@@ -12,22 +12,25 @@ from types import TracebackType
 from typing import IO, Any
 
 from kvpact.cli.batch_file import Broken, Job, check_same, failed, finished, parse_record
+from kvpact.cli.batch_tally import Tally
 from kvpact.errors import BadRequest, UnreadableSource
 
 
 class BatchOutput:
     """Owns the file and its lock from entry to exit. Lines with a final record in it aren't due again.
 
-    A half-written last line, and records that only say that servers were full or gone, are dropped on entry.
+    A half-written last line, and records that only say that servers were full or gone, are dropped on entry;
+    with `retry_failed` so are those of every line that failed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, retry_failed: bool = False) -> None:
         self._path = path
+        self._retry_failed = retry_failed
         self._file: IO[bytes] | None = None
         self.kept: dict[int, str | None] = {}
         """custom_id of each line with a final record of an earlier run."""
-        self.kept_failures = 0
-        """How many of those records say that their line came to nothing."""
+        self.tally = Tally()
+        """Of the records in the file."""
 
     def __enter__(self) -> BatchOutput:
         """Opens, locks and reads the file.
@@ -64,7 +67,8 @@ class BatchOutput:
         """Whether a line has no final record yet. Raises BadRequest where the file is another batch's."""
         if line.line not in self.kept:
             return True
-        check_same(line, self.kept[line.line], self._path)
+        mendable = self.tally.has_failed(line.line)
+        check_same(line, self.kept[line.line], self._path, may_be_mended=mendable)
         return False
 
     def append(self, record: dict[str, Any]) -> None:
@@ -76,6 +80,7 @@ class BatchOutput:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._unwritable(error) from error
+        self.tally.add(record)
 
     def _lock(self, file: IO[bytes]) -> None:
         try:
@@ -106,12 +111,15 @@ class BatchOutput:
                     "doesn't exist, or one of a run to go on with",
                     source=str(self._path),
                 )
-            if record is None or not finished(record) or record["line"] in self.kept:
+            if record is None or not self._stays(record) or record["line"] in self.kept:
                 dropped.add(number)
             else:
                 self.kept[record["line"]] = record["custom_id"]
-                self.kept_failures += failed(record)
+                self.tally.add(record)
         return self._replaced(file, dropped) if dropped else file
+
+    def _stays(self, record: dict[str, Any]) -> bool:
+        return finished(record) and not (self._retry_failed and failed(record))
 
     def _replaced(self, file: IO[bytes], dropped: Set[int]) -> IO[bytes]:
         """Another file under the same name, without the lines in `dropped`, counted from 1.

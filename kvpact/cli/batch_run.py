@@ -8,11 +8,23 @@ from typing import Any
 
 import httpx
 
-from kvpact.cli.batch_file import AGAIN, INVALID_LINE, UNREACHABLE, Answer, Broken, Job, answered, unsent
+from kvpact.cli.batch_file import (
+    AGAIN,
+    INVALID_LINE,
+    OF_THE_KEY,
+    UNREACHABLE,
+    Answer,
+    Broken,
+    Job,
+    answered,
+    unsent,
+)
+from kvpact.errors import BadRequest, Unavailable
 
 TRIES = 6
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+PROBE_S = 30.0
 Send = Callable[[Job], Awaitable[Answer]]
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -36,6 +48,31 @@ async def run_lines(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def check_alive(http: httpx.AsyncClient) -> None:
+    """Whatever a server answers to GET /health, it is there. Raises Unavailable where none answers."""
+    try:
+        await http.get("/health", timeout=PROBE_S)
+    except httpx.TransportError as error:
+        why = str(error) or type(error).__name__
+        raise Unavailable(
+            f"no server answers at {str(http.base_url).rstrip('/')}: {why}; see --url"
+        ) from error
+
+
+def check_key(record: dict[str, Any]) -> None:
+    """Looks at the first record with an answer. Raises BadRequest where the server refuses the run's key."""
+    response = record["response"]
+    if response["status_code"] not in OF_THE_KEY:
+        return
+    body = response["body"]
+    told = body.get("error") if isinstance(body, dict) else None
+    message = told.get("message", "") if isinstance(told, dict) else str(body)
+    raise BadRequest(
+        f"the server answered {response['status_code']}: {message}; see --api-key-file",
+        param="--api-key-file",
+    )
 
 
 class Client:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.coordinator import Coordinator, check_exposure
 from kvpact.cli.joining import init_ray
-from kvpact.cli.preflight import check_address, check_certificates, side_contracts
+from kvpact.cli.preflight import check_address, check_files, side_contracts
 from kvpact.cli.signals import handlers_kept
 from kvpact.config import Config, EngineConfig
 from kvpact.errors import Unavailable
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 PAIRING_DEADLINE_S = 60.0
-RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ async def running_cluster(
 
     check_address(config.api.host, config.api.port)
     check_exposure(config.api)
-    check_certificates(config.tls, joined=address is not None)
+    check_files(config, joined=address is not None)
     progress(f"model {config.model}")
     folder = resolve_model(config.model)
     side_contracts(config, folder)
@@ -121,11 +120,6 @@ def _with_threads(config: Config) -> EngineConfig:
     return config.engine.model_copy(update={"threads": threads})
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
-    """False for Ray's word that it protects the cluster: true of every local one, and nothing to do."""
-    return not record.getMessage().startswith("Token authentication is enabled")
-
-
 @contextlib.contextmanager
 def _ray(config: Config, address: str | None) -> Iterator[Supervisor]:
     import ray
@@ -134,7 +128,6 @@ def _ray(config: Config, address: str | None) -> Iterator[Supervisor]:
     from decode_worker.actor import DecodeActor
     from prefill_worker.actor import PrefillActor
 
-    logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_worth_saying)
     started: dict[str, Any] = {"address": address}
     if address is None:
         cores = max(config.prefill_workers + config.decode_workers, os.cpu_count() or 1)

@@ -115,14 +115,16 @@ def check(
     With --against-cluster: whether a worker with this config would find a partner in a running cluster.
 
     Exit code 0: usable. 10: convert, though accept was required. 20: reject. 3: unreadable side. 2: usage.
+    1: no coordinator answers at --against-cluster.
     """
     with reported_errors(as_json=json_output):
+        gate = Gate(against_cluster, role, config, model, admin_key_file, wait_s, termination_log)
         if against_cluster is not None:
             sides = (writer, reader, writer_set, reader_set, served_by, writer_served_by, reader_served_by)
-            _refuse_beside_cluster((*sides, tls, require is Require.ACCEPT))
-            gate = Gate(against_cluster, role, admin_key_file, wait_s, termination_log)
-            code = _pass_gate(gate, config, model, json_output=json_output)
+            _refuse_beside_cluster((*sides, tls))
+            code = _pass_gate(gate, require, json_output=json_output)
         else:
+            gate.refuse_alone()
             writing = _Side("WRITER", writer, "--writer-set", writer_set, writer_served_by or served_by, tls)
             reading = _Side("READER", reader, "--reader-set", reader_set, reader_served_by or served_by, tls)
             code = _check_sides(writing, reading, require, json_output=json_output)
@@ -171,22 +173,42 @@ def _check_sides(writer: _Side, reader: _Side, require: Require, *, json_output:
 class Gate(NamedTuple):
     """A running cluster to ask."""
 
-    url: str
+    url: str | None
     role: Role | None
+    config: Path | None
+    model: str | None
     admin_key_file: Path | None
     wait_s: float
     termination_log: Path | None
 
+    def refuse_alone(self) -> None:
+        """Raises BadRequest where something is asked that only a cluster can be asked."""
+        for name, value in self._asdict().items():
+            if value:
+                flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+                raise BadRequest(
+                    f"{flag} needs --against-cluster; leave it out, or name a cluster", param=flag
+                )
+
+
+BESIDE_CLUSTER = (
+    *("WRITER", "READER", "--writer-set", "--reader-set", "--served-by", "--writer-served-by"),
+    *("--reader-served-by", "--tls"),
+)
+
 
 def _refuse_beside_cluster(asked: tuple[object, ...]) -> None:
-    if any(each for each in asked):
-        raise BadRequest(
-            "with --against-cluster the worker's side comes from --config, --model and --role alone, and "
-            "--tls and --require don't count"
-        )
+    """`asked` are values in the order of BESIDE_CLUSTER."""
+    for flag, value in zip(BESIDE_CLUSTER, asked, strict=True):
+        if value:
+            raise BadRequest(
+                f"{flag} doesn't count with --against-cluster: the worker's side comes from --config, "
+                "--model and --role alone; leave it out",
+                param=flag,
+            )
 
 
-def _pass_gate(gate: Gate, config: Path | None, model: str | None, *, json_output: bool) -> int:
+def _pass_gate(gate: Gate, require: Require, *, json_output: bool) -> int:
     """Asks the cluster; its answer goes to standard output, and to the termination log where there is one."""
     from threading import Event
 
@@ -196,11 +218,12 @@ def _pass_gate(gate: Gate, config: Path | None, model: str | None, *, json_outpu
     from kvpact.config import load_config
     from kvpact.engine.weights import resolve_model
 
+    assert gate.url is not None, "a cluster was named"
     if gate.role is None:
         raise BadRequest("--role is missing: prefill or decode", param="--role")
-    settings = load_config(config, {} if model is None else {"model": model})
+    settings = load_config(gate.config, {} if gate.model is None else {"model": gate.model})
     contract = worker_contract(settings, resolve_model(settings.model), gate.role)
-    with CoordinatorClient(gate.url, read_key(gate.admin_key_file)) as client:
+    with CoordinatorClient(gate.url, read_key(gate.admin_key_file), flag="--against-cluster") as client:
         answer = ask_gate(
             client, gate.role, contract, wait_s=gate.wait_s, now=MonotonicClock().now, sleep=Event().wait
         )
@@ -211,7 +234,7 @@ def _pass_gate(gate: Gate, config: Path | None, model: str | None, *, json_outpu
         print_json(answer)
     for line in () if json_output else lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return exit_code_of(answer)
+    return exit_code_of(answer, accept=require is Require.ACCEPT)
 
 
 def _show_cost(loaded: Loaded, tokens: int, *, as_json: bool) -> None:

@@ -28,11 +28,21 @@ AdminKeyFlag = Annotated[
 class CoordinatorClient:
     """One coordinator, for the length of a command."""
 
-    def __init__(self, url: str, key: str | None, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        *,
+        flag: str = "--url",
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`flag` is what names the coordinator on the command line."""
         import httpx
 
+        self._flag = flag
+
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._url = checked_url(url)
+        self._url = checked_url(url, flag)
         self._http = httpx.Client(base_url=url, headers=headers, timeout=DEADLINE_S, transport=transport)
 
     def __enter__(self) -> CoordinatorClient:
@@ -60,20 +70,25 @@ class CoordinatorClient:
         try:
             response = call()
         except httpx.TransportError as error:
-            raise Unavailable(f"no coordinator answers at {self._url}: {error}; see --url") from error
+            raise Unavailable(f"no coordinator answers at {self._url}: {error}; see {self._flag}") from error
         try:
             answer = response.json()
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
             kind = Unavailable if response.status_code >= 500 else KvpactError
-            raise kind(f"{self._url} answered {response.status_code} without a JSON object")
+            told = f"{self._url} answered {response.status_code} without a JSON object"
+            raise kind(f"{told}; it isn't a kvpact coordinator; see {self._flag}")
         if response.status_code not in (200, *even_if):
+            if response.status_code == 404 and not isinstance(answer.get("error"), dict):
+                raise BadRequest(
+                    f"{self._url} isn't a kvpact coordinator; see {self._flag}", param=self._flag
+                )
             raise _refused(self._url, response.status_code, answer)
         return answer
 
 
-def checked_url(url: str) -> str:
+def checked_url(url: str, flag: str = "--url") -> str:
     """The URL of an HTTP server. Raises BadRequest where it is something else."""
     import httpx
 
@@ -83,7 +98,7 @@ def checked_url(url: str) -> str:
     except httpx.InvalidURL:
         is_http = False
     if not is_http:
-        raise BadRequest(f"{url!r} is no server; expected a URL such as {DEFAULT_URL}", param="url")
+        raise BadRequest(f"{flag}: {url!r} is no server; expected a URL such as {DEFAULT_URL}", param=flag)
     return url
 
 

@@ -10,7 +10,7 @@ import typer
 
 from kvpact.cli.coordinator_client import DEFAULT_URL, AdminKeyFlag, CoordinatorClient, UrlFlag, read_key
 from kvpact.cli.flags import JsonFlag
-from kvpact.cli.output import EXIT_FAILED, console, print_json, progress, reported_errors
+from kvpact.cli.output import EXIT_FAILED, console, print_json, progress, reported_errors, say
 from kvpact.clock import MonotonicClock
 from kvpact.config import Config
 
@@ -33,13 +33,15 @@ def drain(
 ) -> None:
     """Lets a worker take no new work, and waits until it holds none: then it can be ended without a loss.
 
-    An address means every worker of that machine. Exit code 0: idle. 1: at work when the time was over.
+    That is final: a drained worker never serves again; end it, and start another. An address means every
+    worker of that machine. Exit code 0: idle. 1: still at work after --wait; it drains on.
     """
     with reported_errors(as_json=json_output), CoordinatorClient(url, read_key(admin_key_file)) as client:
         clock = MonotonicClock()
         deadline_s = clock.now() + wait_s
         drained = client.post("/admin/drain", {"worker": worker})["workers"]
         left = {each["worker"]: each["running_requests"] for each in drained}
+        _warn(client.get("/admin/workers")["workers"], left)
         if any(left.values()):
             progress(f"{', '.join(left)}: {sum(left.values())} requests to finish")
         while any(left.values()) and clock.now() < deadline_s:
@@ -52,6 +54,18 @@ def drain(
         console.print(f"{name} {state} and takes no new work", highlight=False)
     if any(left.values()):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _warn(workers: list[dict[str, Any]], drained: Mapping[str, int]) -> None:
+    """Says on stderr where no worker of a role is left that can serve."""
+    for role in sorted({each["role"] for each in workers if each["worker"] in drained}):
+        of_role = [each for each in workers if each["role"] == role]
+        serving = [each for each in of_role if not each.get("draining", True)]
+        if not any(each["worker"] not in drained for each in serving):
+            say(
+                f"warning: no {role} worker is left that takes requests; start another "
+                f"(kvpact scale --{role} N, where `kvpact up` started it)"
+            )
 
 
 def requests_left(workers: list[dict[str, Any]], before: Mapping[str, int]) -> dict[str, int]:

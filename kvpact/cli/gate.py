@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpact.cli.coordinator_client import CoordinatorClient
-from kvpact.cli.output import EXIT_REJECT
+from kvpact.cli.output import EXIT_CONVERT, EXIT_REJECT
 from kvpact.cli.preflight import side_contracts
 from kvpact.config import Config
 from kvpact.contract.identity_model import model_identity
 from kvpact.contract.jsonform import contract_to_json
 from kvpact.contract.sources.huggingface import override_config, read_config
 from kvpact.errors import Unavailable, UnreadableSource
-from kvpact.types import Role
+from kvpact.types import Role, VerdictWord
 
 if TYPE_CHECKING:
     from kvpact.contract.contract import Contract
@@ -64,18 +64,24 @@ def ask_gate(
         sleep(RETRY_S)
 
 
-def exit_code_of(answer: dict[str, Any]) -> int:
-    """0 where the worker would find a partner or there is none to compare with."""
-    return 0 if answer["usable"] else EXIT_REJECT
+def exit_code_of(answer: dict[str, Any], *, accept: bool = False) -> int:
+    """0 where the worker would find a partner or there is none to compare with.
+
+    With `accept` a cluster whose partners all need a conversion isn't enough: 10.
+    """
+    if not answer["usable"]:
+        return EXIT_REJECT
+    words = {partner["verdict"] for partner in answer["partners"]}
+    return EXIT_CONVERT if accept and words and VerdictWord.ACCEPT not in words else 0
 
 
 def lines_of(answer: dict[str, Any]) -> list[str]:
-    """The answer for people: a line for each partner, and what refuses it."""
+    """The answer for people: a line for each partner with its plan, and what refuses it."""
     if not answer["partners"]:
         return [answer["note"]]
     lines = []
     for partner in answer["partners"]:
-        lines.append(f"{partner['worker']}: {partner['verdict']}")
+        lines.append(f"{partner['worker']}: {partner['verdict']}{_plan(partner['plan'])}")
         for difference in partner["differences"]:
             if difference["action"] == "reject":
                 lines += _why(difference)
@@ -90,6 +96,15 @@ def write_termination_message(path: Path, lines: list[str]) -> None:
     except OSError as error:
         message = f"can't write --termination-log {path}: {error.strerror}"
         raise UnreadableSource(message, source=str(path)) from error
+
+
+def _plan(steps: list[dict[str, Any]]) -> str:
+    """Conversions by how exact they are: ` (relayout, reblock: bit_exact; rotate: rounding)`."""
+    by_exactness: dict[str, list[str]] = {}
+    for step in steps:
+        by_exactness.setdefault(step["exactness"], []).append(step["op"])
+    told = "; ".join(f"{', '.join(ops)}: {exactness}" for exactness, ops in by_exactness.items())
+    return f" ({told})" if told else ""
 
 
 def _why(difference: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from kvpact.cli.flags import JsonFlag, TlsFlag
 from kvpact.cli.output import EXIT_REJECT, print_json, reported_errors
-from kvpact.errors import BadRequest
+from kvpact.errors import BadRequest, UnreadableSource
 from kvpact.types import VerdictWord
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ MODEL = (
     "Default: a cache of the recorded form without an engine; a canary is then judged as recorded."
 )
 CACHE = "Cache of the reader: key_state, axis_order, block_size, dtype, stored_lane_order."
+MOST_NAMED = 5
+"""Files of a folder that a message names."""
 TOKENS = "Output tokens to show, the writer's first included; the others are decoded."
 
 
@@ -48,6 +50,7 @@ def show(
         from kvpact.cli.handoff_facts import facts_to_json, handoff_facts
         from kvpact.handoff.capture_file import read_capture
 
+        _refuse_folder(file)
         facts = handoff_facts(read_capture(file), None if reader is None else _reader_contract(reader))
         if json_output:
             print_json({"file": str(file), **facts_to_json(facts)})
@@ -74,8 +77,11 @@ def replay(
     outcome; 20: another one; 3: a file that is damaged or of another version.
     """
     with reported_errors(as_json=json_output):
-        if model is None and (cache, override, tokens) != (None, None, 0):
-            raise BadRequest("--cache, --override and --tokens need --model", param="--model")
+        given = {"--cache": cache, "--override": override, "--tokens": tokens}
+        needy = [flag for flag, value in given.items() if value]
+        if model is None and needy:
+            raise BadRequest(f"{' and '.join(needy)}: name the reader's --model too", param="--model")
+        _refuse_folder(file)
         from kvpact.cli.handoff_replay import ReplayOrder, replay_file
 
         replayed = replay_file(
@@ -120,6 +126,17 @@ def verdict(
             print_verdict(found)
     if found.word is VerdictWord.REJECT:
         raise typer.Exit(EXIT_REJECT)
+
+
+def _refuse_folder(path: Path) -> None:
+    """Raises UnreadableSource that lists what could be named instead."""
+    if not path.is_dir():
+        return
+    files = sorted(str(file) for file in path.rglob("*.kvpact"))
+    named = ", ".join(files[:MOST_NAMED]) + (
+        f" and {len(files) - MOST_NAMED} more" if files[MOST_NAMED:] else ""
+    )
+    raise UnreadableSource(f"{path} is a folder; .kvpact files in it: {named or 'none'}", source=str(path))
 
 
 def _reader_contract(text: str) -> Contract:

@@ -10,6 +10,7 @@ from kvpact.errors import BadRequest, Unavailable
 
 CONNECT_S = 5.0
 """Ray itself tries for minutes before it says that nobody answers."""
+RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 
 
 def init_ray(*, address: str, **options: Any) -> None:
@@ -21,6 +22,7 @@ def init_ray(*, address: str, **options: Any) -> None:
     """
     import ray
 
+    logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_worth_saying)
     _check_reachable(address)
     try:
         ray.init(
@@ -36,6 +38,11 @@ def init_ray(*, address: str, **options: Any) -> None:
         raise Unavailable(f"can't use Ray at {address}: {error}") from error
     except ValueError as error:
         raise BadRequest(f"--address: {error}; expected auto or host:port", param="--address") from error
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """False for Ray's word that it protects the cluster: true of every local one, and nothing to do."""
+    return not record.getMessage().startswith("Token authentication is enabled")
 
 
 def _check_reachable(address: str) -> None:

@@ -13,6 +13,7 @@ from kvpact.contract.contract import Contract
 from kvpact.contract.sources.cache_choice import from_config
 from kvpact.contract.sources.huggingface import contract_from_config, override_config, read_config
 from kvpact.errors import BadRequest, Unavailable, UnreadableSource
+from kvpact.handoff.capture_folder import check_capture
 from kvpact.tls import PeerRole, TlsConfig
 from kvpact.types import Dtype, Role
 
@@ -40,6 +41,13 @@ def check_address(host: str, port: int) -> None:
             "expected one such as 127.0.0.1",
             param="api.host",
         ) from error
+
+
+def check_files(config: Config, *, joined: bool = False) -> None:
+    """Certificates, and the folder for captures where workers run here. Raises BadRequest."""
+    check_certificates(config.tls, joined=joined)
+    if not joined:
+        check_capture(config.handoff.capture)
 
 
 def check_certificates(tls: TlsConfig, *, joined: bool = False) -> None:

@@ -28,8 +28,9 @@ def scale(
     ] = 300.0,
     json_output: JsonFlag = False,
 ) -> None:
-    """Starts workers, or drains the youngest and ends them, until there are as many as asked.
+    """Starts workers, or drains the youngest and ends them, until as many serve as asked.
 
+    A worker that drains doesn't serve: it leaves first, and another one starts where too few are left.
     Exit code 0: it is so. 1: not yet when the time was over; the cluster goes on with it.
     """
     wanted = {"prefill": prefill, "decode": decode}
@@ -40,8 +41,10 @@ def scale(
         clock = MonotonicClock()
         deadline_s = clock.now() + wait_s
         leaving = client.post("/admin/scale", asked)["leaving"]
-        progress(f"{', '.join(leaving)} will leave" if leaving else "starting workers")
         found = _count(client.get("/admin/workers")["workers"], asked)
+        if leaving or found != asked:
+            progress(f"{', '.join(leaving)} will leave" if leaving else "starting workers")
+        same = not leaving and found == asked
         while found != asked and clock.now() < deadline_s:
             Event().wait(ASK_AGAIN_S)
             found = _count(client.get("/admin/workers")["workers"], asked)
@@ -49,7 +52,7 @@ def scale(
         print_json({"wanted": asked, "found": found, "leaving": leaving})
     else:
         there = ", ".join(f"{count} {role}" for role, count in found.items())
-        console.print(f"{there} workers serve", highlight=False)
+        console.print(f"{there} workers serve{'; nothing to change' if same else ''}", highlight=False)
     if found != asked:
         raise typer.Exit(EXIT_FAILED)
 

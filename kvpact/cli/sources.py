@@ -32,6 +32,16 @@ class Settings:
     served_by: str | None = None
     """Server whose rule picks the rotary table; None: kvpact's own."""
 
+    def told(self) -> str:
+        """For people: ` with rope_theta=10000, cache.block_size=8`; empty where nothing is set."""
+        pairs = dict(self.config)
+        if self.context_tokens is not None:
+            pairs[CONTEXT_KEY] = str(self.context_tokens)
+        pairs |= {CACHE_PREFIX + key: str(value) for key, value in self.cache.items()}
+        served = "" if self.served_by is None else f" as {self.served_by} serves it"
+        given = ", ".join(f"{key}={value}" for key, value in pairs.items())
+        return (f" with {given}" if given else "") + served
+
     def empty(self) -> bool:
         """Whether nothing is set."""
         return not self.cache and not self.config and self.context_tokens is None and self.served_by is None
@@ -216,7 +226,7 @@ def _from_config(text: str, given: Mapping[str, Any], settings: Settings, identi
     except UnreadableSource as error:
         raise UnreadableSource(f"{text}: {error}", source=text, key=error.key) from error
     form = "set" if settings.cache else "default"
-    return Loaded(source=text, contract=contract, cache=form, warnings=tuple(warnings))
+    return Loaded(source=text + settings.told(), contract=contract, cache=form, warnings=tuple(warnings))
 
 
 def _as_served(contract: Contract, settings: Settings) -> Contract:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kvpact.errors import BadRequest
 from kvpact.handoff.capture_codec import Record
 from kvpact.handoff.capture_file import SUFFIX, Framing
 
@@ -35,6 +37,23 @@ class CaptureBounds:
 
     max_bytes: int = 1 << 30
     max_files: int = 1000
+
+
+def check_capture(folder: Path | None) -> None:
+    """Makes the folder that captures go to and writes to it. Raises BadRequest where that can't be done."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise BadRequest(
+            f"--capture (handoff.capture): can't write to {folder}: {why}; "
+            "name a folder that this user may write to",
+            param="handoff.capture",
+        ) from error
 
 
 class CaptureFolder:

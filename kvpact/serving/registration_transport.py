@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
+from kvpact.clock import Clock, MonotonicClock
 from kvpact.contract.contract import Contract
 from kvpact.handoff import codec
 from kvpact.handoff.security_transport import PLAINTEXT, Security
+from kvpact.serving.repeats import Repeats
 from kvpact.tls import PeerRole
 from kvpact.types import Role, WorkerCounters, WorkerLife, WorkerLoad
 from kvpact.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -19,9 +21,13 @@ from kvpact.v1 import coordinator_pb2, coordinator_pb2_grpc
 logger = logging.getLogger(__name__)
 
 CALL_DEADLINE_S = 5.0
-RETRY_S = 0.5
 SHORTEST_PAUSE_S = 0.05
 """Between heartbeats, whatever interval a coordinator asks for."""
+
+
+def registration_delay_s(failures: int) -> float:
+    """Seconds before the next try after `failures` >= 1 failed ones."""
+    return float(min(0.5 * 2 ** min(failures - 1, 3), 3.0))
 
 
 async def _ignore(obstacle: str) -> None:
@@ -43,12 +49,16 @@ class Registrar:
         counters: Callable[[], WorkerCounters] = WorkerCounters,
         security: Security = PLAINTEXT,
         on_obstacle: Callable[[str], Awaitable[None]] = _ignore,
+        clock: Clock | None = None,
+        delay_s: Callable[[int], float] = registration_delay_s,
     ) -> None:
         """`on_obstacle` is told after each try why no request can reach this worker; empty where one can."""
         self._life = life
         self._load = load
         self._counters = counters
         self._on_obstacle = on_obstacle
+        self._delay_s = delay_s
+        self._troubles = Repeats(clock or MonotonicClock())
         self._registration = coordinator_pb2.RegisterRequest(
             worker=codec.encode_life(life),
             role=codec.encode_role(role),
@@ -78,13 +88,15 @@ class Registrar:
         await self._try(self._beat)
 
     async def _announce(self) -> None:
+        failures = 0
         while not self._stopped.is_set():
             interval_s = await self._try(self._register)
+            failures = failures + 1 if interval_s is None else 0
             while interval_s is not None and not await self._pause(max(interval_s, SHORTEST_PAUSE_S)):
                 if await self._try(self._beat) is None:
                     break
             if interval_s is None:
-                await self._pause(RETRY_S)
+                await self._pause(self._delay_s(failures))
 
     async def _register(self) -> float | None:
         request = coordinator_pb2.RegisterRequest()
@@ -106,13 +118,19 @@ class Registrar:
 
     async def _try(self, call: Callable[[], Awaitable[float | None]]) -> float | None:
         try:
-            return await call()
+            found = await call()
         except grpc.aio.AioRpcError as error:
-            logger.warning("announcing this worker failed: %s", self._link.failure(error))
+            failure = self._link.failure(error)
+            if self._troubles.is_news(str(failure)):
+                logger.warning("announcing this worker failed: %s; it is tried again until it works", failure)
             await self._on_obstacle("its coordinator doesn't answer")
-        except Exception:
-            logger.exception("announcing this worker failed; it is tried again")
-        return None
+            return None
+        except Exception as error:
+            if self._troubles.is_news(repr(error)):
+                logger.exception("announcing this worker failed; it is tried again until it works")
+            return None
+        self._troubles.is_over()
+        return found
 
     async def _pause(self, seconds: float) -> bool:
         """Waits; true when stopped meanwhile."""

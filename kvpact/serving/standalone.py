@@ -12,12 +12,16 @@ from typing import Annotated, Protocol
 import typer
 
 from kvpact.config import Config, load_config
-from kvpact.errors import KvpactError
+from kvpact.errors import BadRequest, KvpactError
+from kvpact.handoff.capture_folder import check_capture
 from kvpact.serving.draining import finish
 from kvpact.serving.host import Worker
 from kvpact.types import Role
 
+logger = logging.getLogger(__name__)
+
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 CAPTURE = "Decode workers: folder in which each handoff becomes a .kvpact file, NAME/..., prompts included."
 
 
@@ -51,11 +55,13 @@ def run_worker(role: Role, build: BuildWorker) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         try:
             settings = load_config(config, flags)
+            if role is Role.DECODE:
+                check_capture(settings.handoff.capture)
             drain_s = settings.handoff.drain_s
             asyncio.run(_serve(lambda: build(settings, worker=name, coordinator=coordinator), drain_s))
         except KvpactError as error:
             typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(EXIT_FAILED) from error
+            raise typer.Exit(EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED) from error
 
     serve.__doc__ = f"Serves one {role} worker until it is interrupted; then it finishes what it has."
     typer.run(serve)
@@ -76,6 +82,8 @@ async def _serve(build: Callable[[], Worker], drain_s: float) -> None:
     left = 0
     try:
         await interrupted.wait()
+        logger.info("draining: no new work from now on; ends once nothing runs, in %g s at most", drain_s)
         left = await finish(worker, within_s=drain_s, hurry=hurry)
     finally:
         await worker.stop(at_once=left > 0)
+        logger.info("ended")

@@ -73,7 +73,7 @@ async def test_a_worker_that_is_ended_while_it_starts_holds_up_no_other(supervis
     await supervisor.start("c:1")
     growing = asyncio.create_task(supervisor.grow(Role.DECODE, 3))
     await asyncio.sleep(0)
-    assert supervisor.beyond(Role.DECODE, 2) == [SLOW]
+    assert supervisor.of_role(Role.DECODE)[2:] == [SLOW]
     await supervisor.end(SLOW)
     assert list(await growing) == ["decode-1"]
     assert supervisor.owns("decode-1")

@@ -15,7 +15,8 @@ from kvpact.cli import batch_file
 from kvpact.cli.batch import key_to_show
 from kvpact.cli.batch_file import Answer, Broken, Job, answered, failed, finished, read_jobs, unsent
 from kvpact.cli.batch_output import BatchOutput
-from kvpact.cli.batch_run import TRIES, Client, run_lines
+from kvpact.cli.batch_run import TRIES, Client, check_key, run_lines
+from kvpact.cli.batch_tally import Tally
 from kvpact.config import ApiConfig, Config
 from kvpact.errors import BadRequest, UnreadableSource
 
@@ -134,7 +135,7 @@ def test_lines_that_a_wrong_key_kept_out_are_due_again(tmp_path: Path) -> None:
             output.append(answered(job(status), Answer(status=status, request_id="x", body={})))
     with BatchOutput(path) as output:
         assert [status for status in (401, 403, 404) if output.is_due(job(status))] == [401, 403]
-        assert output.kept_failures == 1
+        assert output.tally.failed == 1
 
 
 def test_a_file_that_another_run_just_replaced_is_not_written(
@@ -204,6 +205,59 @@ def test_output_of_another_batch_is_refused(tmp_path: Path) -> None:
     other = Job(line=1, custom_id="other", url=URL, body={})
     with BatchOutput(path) as output, pytest.raises(BadRequest, match="belongs to another batch"):
         output.is_due(other)
+
+
+def test_failed_lines_are_done_again_where_asked_and_their_records_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with BatchOutput(path) as output:
+        output.append(good(1))
+        output.append(unsent(2, None, code="invalid_line", message="bad"))
+        assert output.tally.failures() == {"invalid_line": [2]}
+    with BatchOutput(path) as output, pytest.raises(BadRequest, match="add --retry-failed"):
+        output.is_due(job(2))
+    with BatchOutput(path, retry_failed=True) as output:
+        assert [number for number in (1, 2) if output.is_due(job(number))] == [2]
+        output.append(good(2))
+        assert (output.tally.lines, output.tally.failed) == (2, 0)
+    assert [json.loads(each)["line"] for each in path.read_text().splitlines()] == [1, 2]
+
+
+def test_a_line_that_was_answered_is_never_taken_for_a_corrected_one(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with BatchOutput(path) as output:
+        output.append(good(1))
+    other = Job(line=1, custom_id="other", url=URL, body={})
+    with BatchOutput(path, retry_failed=True) as output, pytest.raises(BadRequest) as refused:
+        output.is_due(other)
+    assert "--retry-failed" not in str(refused.value)
+
+
+def test_failures_are_told_by_reason_with_their_lines() -> None:
+    tally = Tally()
+    for record in (
+        *(unsent(number, None, code="invalid_line", message="bad") for number in (10, 4, 8)),
+        answered(job(6), Answer(status=400, request_id="x", body={})),
+        good(1),
+    ):
+        tally.add(record)
+    assert (tally.lines, tally.failed) == (5, 4)
+    assert tally.failures() == {"invalid_line": [4, 8, 10], "http_400": [6]}
+    assert tally.text() == "4 failed: 3 invalid_line (lines 4, 8, 10), 1 HTTP 400 (line 6)"
+    assert Tally().text() == "0 failed"
+    for number in range(11, 31):
+        tally.add(unsent(number, None, code="unreachable", message="gone"))
+    assert "20 unreachable (lines 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, ...)" in tally.text()
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 403])
+def test_an_answer_that_refuses_the_key_ends_the_run(status: int) -> None:
+    body = {"error": {"message": "a valid key is needed"}}
+    record = answered(job(1), Answer(status=status, request_id="x", body=body))
+    if status in (200, 400):
+        check_key(record)
+        return
+    with pytest.raises(BadRequest, match=f"{status}: a valid key is needed; see --api-key-file"):
+        check_key(record)
 
 
 def test_a_file_that_is_no_output_is_left_alone(tmp_path: Path) -> None:

@@ -115,6 +115,53 @@ def test_another_theta_exits_20_with_exactly_one_difference(config: str) -> None
     assert set(verdict) == {"verdict", "identity", "differences", "plan"}
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        ("--config", "x.yaml"),
+        ("--model", "x"),
+        ("--role", "decode"),
+        ("--wait", "1"),
+        ("--termination-log", "x"),
+        ("--admin-key-file", "x"),
+    ],
+)
+def test_what_only_a_cluster_is_asked_is_refused_without_one(config: str, flag: tuple[str, str]) -> None:
+    check = _run("check", config, config, *flag)
+    assert check.exit_code == 2
+    assert f"{flag[0]} needs --against-cluster" in check.stderr
+    assert _run("check", config, config).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [(("x",), "WRITER"), (("--writer-set", "a=1"), "--writer-set"), (("--tls", "."), "--tls")],
+)
+def test_what_no_cluster_is_asked_is_refused_beside_one(flag: tuple[str, ...], named: str) -> None:
+    check = _run("check", *flag, "--against-cluster", "http://127.0.0.1:9", "--role", "decode")
+    assert check.exit_code == 2
+    assert f"{named} doesn't count with --against-cluster" in check.stderr
+
+
+def test_a_cluster_that_is_away_is_named_by_its_flag(tmp_path: Path) -> None:
+    folder = str(make_tiny_model(tmp_path / "model"))
+    words = ("check", "--role", "decode", "--model", folder, "--require", "accept", "--against-cluster")
+    away = _run(*words, "http://127.0.0.1:9")
+    assert away.exit_code == 1
+    assert "no coordinator answers at http://127.0.0.1:9" in away.stderr
+    assert "see --against-cluster" in away.stderr
+    assert "--against-cluster: 'nowhere' is no server" in _run(*words, "nowhere").stderr
+
+
+def test_what_is_set_over_a_source_is_told_beside_it(config: str) -> None:
+    check = _run(
+        "check", config, config, "--reader-set", "rope_theta=10000", "--writer-set", "cache.block_size=8"
+    )
+    assert f"reader {config} with rope_theta=10000: cache: default" in check.stdout
+    assert f"writer {config} with cache.block_size=8: cache: set" in check.stdout
+    assert f"writer {config}: cache: default" in _run("check", config, config).stdout
+
+
 def test_a_conversion_exits_0_or_10_when_accept_is_required(config: str) -> None:
     arguments = (
         "check",

@@ -95,6 +95,18 @@ def test_a_refused_pair_has_neither_terms_nor_costs(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["handoff", "show", str(tmp_path / "bare.kvpact")]).exit_code == 0
 
 
+@pytest.mark.parametrize("command", ["show", "replay"])
+def test_a_folder_is_told_with_the_files_in_it(tmp_path: Path, command: str) -> None:
+    (tmp_path / "decode-0").mkdir()
+    result = CliRunner().invoke(app, ["handoff", command, str(tmp_path)])
+    assert (result.exit_code, "is a folder; .kvpact files in it: none" in result.stderr) == (3, True)
+    for name in "abcdefg":
+        (tmp_path / "decode-0" / f"{name}.kvpact").touch()
+    told = CliRunner().invoke(app, ["handoff", command, str(tmp_path)]).stderr
+    assert f"{tmp_path}/decode-0/a.kvpact, " in told
+    assert "e.kvpact and 2 more" in told
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF rather", b"\x89KVPACT\n\x02\0\0\0"])
 def test_a_file_of_another_kind_exits_3(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other.kvpact").write_bytes(content)

@@ -6,6 +6,8 @@ import asyncio
 import json
 from asyncio.subprocess import PIPE
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +78,17 @@ async def test_a_worker_that_is_drained_is_out_of_use_at_once(tmp_path: Path) ->
         assert (await told("status", "--url", cluster.url))[1]["ready"] is True
         answer = await run("drain", "decode-0", "--url", cluster.url)
         assert (answer.exit_code, answer.stdout) == (0, "decode-0 is idle and takes no new work\n")
+        assert "warning: no decode worker is left that takes requests; start another" in answer.stderr
         _, found = await told("status", "--url", cluster.url)
         assert found["ready"] is False
-        assert "no decode worker takes requests now" in found["reasons"][0]["message"]
+        told_why = found["reasons"][0]["message"]
+        assert "no decode worker takes requests now: decode-0 is draining; start another" in told_why
+        await cluster.decode.die()
+        await cluster.prefill.die()
+        _, found = await told("status", "--url", cluster.url)
+        troubles = {each["worker"]: each["trouble"] for each in found["workers"]}
+        assert troubles["decode-0"].startswith("was draining and has ended, or ")
+        assert not troubles["prefill-0"].startswith("was draining")
 
 
 async def test_drain_says_who_is_still_at_work_when_the_time_is_over(tmp_path: Path) -> None:
@@ -86,6 +96,8 @@ async def test_drain_says_who_is_still_at_work_when_the_time_is_over(tmp_path: P
         cluster.decode.load = make_load(running=1, waiting=2)
         found = await told("drain", "decode-0", "--url", cluster.url, "--wait", "0.6")
         assert found == (1, {"workers": {"decode-0": 3}, "idle": False})
+        answer = await run("drain", "decode-0", "--url", cluster.url, "--wait", "0")
+        assert "warning" not in answer.stderr
         cluster.decode.load = make_load()
         host = cluster.decode.endpoint.partition(":")[0]
         code, all_of_them = await told("drain", host, "--url", cluster.url)
@@ -101,18 +113,30 @@ class FakeCrew:
 
     cluster: FakeCluster
 
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+
+    async def until(self, names: list[str]) -> None:
+        """Waits until these decode workers are left."""
+        while self.of_role(Role.DECODE) != names:
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 10)
+
     async def grow(self, role: Role, wanted: int) -> dict[str, str]:
         started = {}
         while role is Role.DECODE and len(self.cluster.decodes) < wanted:
-            worker = FakeDecode(self.cluster.script, make_life(f"decode-{len(self.cluster.decodes)}"))
+            taken = self.of_role(role)
+            name = next(name for index in count() if (name := f"decode-{index}") not in taken)
+            worker = FakeDecode(self.cluster.script, make_life(name, 2))
             await worker.start()
             self.cluster.decodes.append(worker)
             await worker.register(self.cluster.grpc_endpoint)
             started[worker.life.worker] = worker.endpoint
+            self.changed.set()
         return started
 
-    def beyond(self, role: Role, wanted: int) -> list[str]:
-        return [each.life.worker for each in self.cluster.decodes[wanted:]] if role is Role.DECODE else []
+    def of_role(self, role: Role) -> list[str]:
+        return [each.life.worker for each in self.cluster.decodes] if role is Role.DECODE else []
 
     def owns(self, name: str) -> bool:
         return name != "decode-joined"
@@ -120,6 +144,7 @@ class FakeCrew:
     async def end(self, name: str) -> None:
         (worker,) = (each for each in self.cluster.decodes if each.life.worker == name)
         self.cluster.decodes.remove(worker)
+        self.changed.set()
         await worker.die()
 
 
@@ -134,10 +159,28 @@ async def test_scale_waits_until_there_are_as_many_as_asked(tmp_path: Path) -> N
         assert grown == (0, {"wanted": {"decode": 2}, "found": {"decode": 2}, "leaving": []})
         answer = await run("scale", "--decode", "1", "--url", cluster.url, "--wait", "30")
         assert (answer.exit_code, answer.stdout) == (0, "1 decode workers serve\n")
-        assert [each.life.worker for each in cluster.decodes] == ["decode-0"]
+        await crew.until(["decode-0"])
+        answer = await run("scale", "--decode", "1", "--url", cluster.url)
+        assert answer.stdout == "1 decode workers serve; nothing to change\n"
+        assert "starting workers" not in answer.stderr
         code, late = await told("scale", "--prefill", "2", "--url", cluster.url, "--wait", "0")
         assert (code, late["found"]) == (1, {"prefill": 1})
         await joined.die()
+
+
+async def test_scale_ends_a_drained_worker_first_and_doesn_t_count_it(tmp_path: Path) -> None:
+    crew = FakeCrew()
+    async with fake_cluster(make_text_folder(tmp_path), decode=2, crew=crew) as cluster:
+        crew.cluster = cluster
+        await run("drain", "decode-0", "--url", cluster.url)
+        shrunk = await told("scale", "--decode", "1", "--url", cluster.url, "--wait", "30")
+        assert shrunk == (0, {"wanted": {"decode": 1}, "found": {"decode": 1}, "leaving": ["decode-0"]})
+        await crew.until(["decode-1"])
+        await run("drain", "decode-1", "--url", cluster.url)
+        again = await told("scale", "--decode", "1", "--url", cluster.url, "--wait", "30")
+        assert again == (0, {"wanted": {"decode": 1}, "found": {"decode": 1}, "leaving": ["decode-1"]})
+        await crew.until(["decode-0"])
+        await crew.end("decode-0")
 
 
 async def test_scale_says_what_it_lacks(tmp_path: Path) -> None:
@@ -181,6 +224,29 @@ async def test_a_coordinator_that_is_away_is_named(order: tuple[str, ...]) -> No
     assert (code, error["error"]["reason"]) == (1, "UNAVAILABLE")
 
 
+class SomethingElse(BaseHTTPRequestHandler):
+    """Answers whatever it is asked with an object of its own."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"name": "something else"}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+async def test_a_server_that_is_something_else_is_no_coordinator(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SomethingElse) as server:
+        serving = asyncio.create_task(asyncio.to_thread(server.serve_forever, 0.01))
+        url = f"http://127.0.0.1:{server.server_port}"
+        answer = await run("status", "--url", url)
+        server.shutdown()
+        await serving
+    assert answer.exit_code == 1
+    assert f"{url} isn't a kvpact coordinator" in answer.stderr
+
+
 async def batch(*words: str | Path) -> tuple[int, str]:
     """Exit code and output of `kvpact batch`, which handles signals and so wants a process of its own."""
     command = [*KVPACT, "batch", *map(str, words)]
@@ -212,21 +278,56 @@ async def test_batch_goes_through_a_server_that_runs_and_tells_how_many_failed(t
         code, summary = await batch(good, *words, "--json")
         assert (code, json.loads(summary)) == (
             0,
-            {"lines": 2, "done_before": 0, "failed": 0, "output": str(output)},
+            {"lines": 2, "done_before": 0, "failed": 0, "failures": {}, "output": str(output)},
         )
         assert len(output.read_text().splitlines()) == 2
         more = batch_file(tmp_path / "in.jsonl", "one", "two", [-1])
         assert await batch(more, *words) == (
             101,
-            f"3 lines, 2 of them done before, 1 failed; records in {output}\n",
+            f"3 lines, 2 of them done before, 1 failed: 1 HTTP 400 (line 3); records in {output}\n",
         )
+        batch_file(more, "one", "two", *([-1] * 25))
+        code, summary = await batch(more, *words, "--retry-failed", "--json")
+        assert (code, json.loads(summary)["failures"]) == (120, {"http_400": [*range(3, 28)]})
+        batch_file(more, "one", "two", "three")
+        assert (await batch(more, *words, "--retry-failed"))[0] == 0
 
 
-def test_batch_with_a_server_that_is_away_records_it_for_each_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvpact.cli.batch_run.TRIES", 1)
+def test_batch_with_a_server_that_is_away_records_nothing(tmp_path: Path) -> None:
     source, output = batch_file(tmp_path / "in.jsonl", "one"), tmp_path / "out.jsonl"
     answer = CliRunner().invoke(app, ["batch", str(source), str(output), "--url", NOBODY, "--json"])
-    assert (answer.exit_code, json.loads(answer.stdout)["failed"]) == (101, 1)
-    assert json.loads(output.read_text())["error"]["code"] == "unreachable"
+    assert answer.exit_code == 1
+    assert f"no server answers at {NOBODY}: " in json.loads(answer.stdout)["error"]["message"]
+    assert not output.exists()
+
+
+async def test_batch_without_the_key_that_is_needed_stops_at_the_first_answer(tmp_path: Path) -> None:
+    source, output = batch_file(tmp_path / "in.jsonl", *"abcd"), tmp_path / "out.jsonl"
+    async with fake_cluster(make_text_folder(tmp_path), api_keys=("user",)) as cluster:
+        code, told = await batch(source, output, "--url", cluster.url, "--json")
+        assert (code, "see --api-key-file" in json.loads(told)["error"]["message"]) == (2, True)
+        assert output.read_text() == ""
+
+
+async def test_batch_that_is_ended_by_a_signal_says_how_far_it_is(tmp_path: Path) -> None:
+    source, output = batch_file(tmp_path / "in.jsonl", "one", "two"), tmp_path / "out.jsonl"
+    under_way = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readline()).startswith(b"GET /health"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        else:
+            under_way.set()
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        command = [*KVPACT, "batch", str(source), str(output), "--url", f"http://127.0.0.1:{port}"]
+        process = await asyncio.create_subprocess_exec(*command, stderr=PIPE, env=environment())
+        await asyncio.wait_for(under_way.wait(), 60)
+        process.terminate()
+        _, told = await process.communicate()
+    assert process.returncode == 130
+    assert "ended; 0 of 2 lines done; run the same command to go on" in told.decode()

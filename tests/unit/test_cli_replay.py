@@ -84,6 +84,7 @@ def test_what_cannot_be_read_exits_3(name: str) -> None:
 def test_flags_of_the_model_need_one(flags: tuple[str, ...]) -> None:
     code, facts = run(str(FOLDER / "rotated_nhd16.kvpact"), *flags)
     assert (code, facts["error"]["param"]) == (2, "--model")
+    assert facts["error"]["message"].startswith(f"{flags[0]}: ")
 
 
 def test_a_long_file_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,19 @@ def test_up_refuses_wrong_values_before_ray_starts(model: str, flags: tuple[str,
     assert re.search(says, refused("up", "--model", model, "--port", "0", *flags))
 
 
+def test_up_refuses_a_folder_for_captures_that_can_t_be(model: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, why in (("/proc/x", ""), (f"{tmp_path}/file", "it is no folder"), (f"{tmp_path}/file/x", "")):
+        told = refused("up", "--model", model, "--port", "0", "--capture", folder)
+        assert f"--capture (handoff.capture): can't write to {folder}: {why}" in told
+    assert "ray" in refused("up", "--model", model, "--port", "0", "--capture", f"{tmp_path}/new", code=1)
+
+
+def test_a_config_file_that_is_absent_is_named_once() -> None:
+    told = refused("up", "--config", "nofile.yaml")
+    assert told.strip() == "error can't read config file nofile.yaml: No such file or directory"
+
+
 def test_up_refuses_a_port_that_is_taken(model: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

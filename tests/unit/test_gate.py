@@ -20,7 +20,7 @@ from kvpact.clock import ManualClock
 from kvpact.config import Config
 from kvpact.contract.contract import Contract
 from kvpact.contract.jsonform import contract_to_json
-from kvpact.errors import BadRequest, Unavailable, UnreadableSource
+from kvpact.errors import BadRequest, KvpactError, Unavailable, UnreadableSource
 from kvpact.types import KeyState, Role, VerdictWord
 from tests.coordinator_fakes import FakeCluster, fake_cluster, make_life, make_load, make_text_folder
 from tests.factories import make_contract
@@ -63,6 +63,19 @@ def test_the_new_worker_is_writer_or_reader_by_its_role() -> None:
     ((_, verdict),) = partners_of(Role.PREFILL, OTHER_FORM, [state("d", Role.DECODE, OURS)], Config())
     block_size = next(each for each in verdict.differences if each.field == "block_size")
     assert (block_size.writer, block_size.reader) == ("8", "16")
+
+
+def test_people_read_the_plan_and_accept_may_be_required() -> None:
+    answer = gate_answer(
+        partners_of(Role.DECODE, OTHER_FORM, [state("prefill-0", Role.PREFILL, OURS)], Config())
+    )
+    assert lines_of(answer) == ["prefill-0: convert (unrotate: rounding; reblock: bit_exact)"]
+    assert (exit_code_of(answer), exit_code_of(answer, accept=True)) == (0, 10)
+    both = [state("p0", Role.PREFILL, OURS), state("p1", Role.PREFILL, OTHER_FORM)]
+    good = gate_answer(partners_of(Role.DECODE, OURS, both, Config()))
+    assert lines_of(good)[0] == "p0: accept"
+    assert exit_code_of(good, accept=True) == 0
+    assert exit_code_of(gate_answer([]), accept=True) == 0
 
 
 def test_one_partner_is_enough_and_none_at_all_is_nothing_to_compare_with() -> None:
@@ -221,6 +234,19 @@ def test_a_coordinator_that_isn_t_there_yet_is_waited_for() -> None:
 def test_what_is_no_url_is_told_at_once(url: str) -> None:
     with pytest.raises(BadRequest, match="expected a URL such as"):
         CoordinatorClient(url, None)
+
+
+def test_what_isn_t_a_coordinator_is_told_with_the_flag_that_names_it() -> None:
+    for foreign in (httpx.Response(404, json={"detail": "Not Found"}), httpx.Response(404, text="<html>")):
+        transport = httpx.MockTransport(lambda _, answer=foreign: answer)
+        client = CoordinatorClient("http://c", None, flag="--against-cluster", transport=transport)
+        with client, pytest.raises(KvpactError, match="isn't a kvpact coordinator; see --against-cluster"):
+            client.get("/ready")
+    own = httpx.MockTransport(lambda _: httpx.Response(404, json={"error": {"message": "no such worker"}}))
+    with CoordinatorClient("http://c", None, transport=own) as client, pytest.raises(BadRequest) as told:
+        client.get("/ready")
+    assert "no such worker" in str(told.value)
+    assert "isn't" not in str(told.value)
 
 
 def test_an_empty_key_file_is_told(tmp_path: Path) -> None:

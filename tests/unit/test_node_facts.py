@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvpact.cli.doctor import listed_once
 from kvpact.errors import UnreadableSource
 from kvpact.serving.node_facts import Finding, Level, NodeFacts, judge_nodes, node_facts
 
@@ -21,6 +22,17 @@ GOOD = NodeFacts(
 
 def found(*nodes: NodeFacts) -> list[tuple[Level, str]]:
     return [(finding.level, finding.node) for finding in judge_nodes(nodes)]
+
+
+def test_this_machine_is_listed_once_unless_its_ray_has_other_packages() -> None:
+    here, own, other = replace(GOOD, node="this machine"), GOOD, replace(GOOD, node="b")
+    assert listed_once(here, "a", [other, replace(own, open_files=1024)]) == [
+        other,
+        replace(own, open_files=1024),
+    ]
+    older = replace(own, packages=GOOD.packages | {"ray": "2.0.0"})
+    assert listed_once(here, "a", [other, older]) == [here, other, older]
+    assert listed_once(here, "", [other]) == [here, other]
 
 
 def test_this_machine_tells_its_versions_limits_and_model() -> None:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.fleet import Fleet
 from coordinator.ports import RegisteredWorker
 from coordinator.registry import PairKey, Registry
-from coordinator.router import obstacle_of
+from coordinator.router import choose_pair, obstacle_of
 from coordinator.service import CoordinatorServer
 from kvpact.clock import ManualClock
 from kvpact.config import RoleConfig
@@ -70,7 +70,7 @@ def quarantine(registry: Registry) -> None:
         (lambda registry: None, "pairing is under way"),
         (refuse, "no prefill worker can share a cache with it: they differ in inv_freq"),
         (quarantine, "in quarantine: the pair's probe failed"),
-        (drain_prefill, "no prefill worker takes requests now"),
+        (drain_prefill, "no prefill worker takes requests now: p is draining"),
         (lambda registry: registry.set_draining(DECODE, True), "d takes no new work"),
     ],
 )
@@ -78,6 +78,33 @@ def test_a_worker_without_a_usable_pair_is_told_why(happens: Callable[[Registry]
     registry = pair_of_workers()
     happens(registry)
     assert why in obstacle_of(registry.snapshot(), DECODE)
+
+
+def test_a_request_is_told_who_drains_and_how_to_start_another_or_that_there_is_none() -> None:
+    registry = pair_of_workers()
+    registry.set_draining(DECODE, True)
+    remedy = r"d is draining; start another \(kvpact scale --decode N, where `kvpact up` started it\)"
+    with pytest.raises(Unavailable, match=remedy):
+        choose_pair(registry.snapshot())
+    registry.forget(DECODE)
+    with pytest.raises(Unavailable, match="now; start one, or wait until one has registered"):
+        choose_pair(registry.snapshot())
+
+
+@pytest.mark.parametrize("draining", [True, False])
+async def test_a_worker_that_falls_silent_while_it_drains_has_ended(
+    draining: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    clock = ManualClock()
+    fleet = Fleet(ScriptedTransport(), clock, Metrics("m"))
+    fleet.register(worker(DECODE), make_load(draining=draining))
+    clock.advance(6.0)
+    fleet.expire_silent()
+    assert fleet.lives() == []
+    assert ("d has ended" in caplog.text) == draining
+    assert ("d has been silent for 5 s" in caplog.text) == (not draining)
+    await fleet.stop()
 
 
 @pytest.mark.parametrize("word", [VerdictWord.ACCEPT, VerdictWord.CONVERT])

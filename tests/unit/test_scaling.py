@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -37,13 +39,14 @@ class ListedCrew:
         if self.fails:
             raise Unavailable("no node has room")
         names = self.names[role]
-        fresh = [f"{role}-{index}" for index in range(len(names), wanted)]
+        free = (name for index in count() if (name := f"{role}-{index}") not in names)
+        fresh = [next(free) for _ in range(wanted - len(names))]
         names += fresh
         self.changed.set()
         return dict.fromkeys(fresh, "h:1")
 
-    def beyond(self, role: Role, wanted: int) -> list[str]:
-        return self.names[role][wanted:][::-1]
+    def of_role(self, role: Role) -> list[str]:
+        return list(self.names[role])
 
     def owns(self, name: str) -> bool:
         return any(name in names for names in self.names.values())
@@ -117,6 +120,74 @@ async def test_workers_that_leave_are_replaced_where_more_are_wanted_meanwhile(c
     await scaling.stop()
 
 
+class IdlePorts:
+    """A transport to workers that have nothing to do."""
+
+    def decode_port(self, endpoint: str) -> IdlePorts:
+        return self
+
+    async def drain(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        return None
+
+
+def decode_worker(name: str) -> RegisteredWorker:
+    return RegisteredWorker(
+        life=make_life(name), role=Role.DECODE, endpoint="h:1", contract=make_contract(), pid=1
+    )
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    """Both decode workers of the crew, idle; decode-0 drains."""
+    fleet = Fleet(cast("Transport", IdlePorts()), ManualClock(), Metrics("x"))
+    for name in ("decode-0", "decode-1"):
+        fleet.register(decode_worker(name), make_load())
+    await fleet.drain(make_life("decode-0"))
+    yield fleet
+    await fleet.stop()
+
+
+async def test_a_drained_worker_leaves_before_a_healthy_one(fleet: Fleet, crew: ListedCrew) -> None:
+    scaling = Scaling(fleet, crew, drain_s=1.0)
+    assert scaling.scale({Role.DECODE: 1}) == ["decode-0"]
+    assert scaling.leaves("decode-0")
+    assert not scaling.leaves("decode-1")
+    await crew.until(lambda: crew.ended == ["decode-0"])
+    assert crew.names[Role.DECODE] == ["decode-1"]
+    assert scaling.scale({Role.DECODE: 1}) == []
+    await scaling.stop()
+
+
+async def test_a_drained_worker_is_replaced_where_as_many_as_before_are_wanted(
+    fleet: Fleet, crew: ListedCrew
+) -> None:
+    scaling = Scaling(fleet, crew, drain_s=1.0)
+    assert scaling.scale({Role.DECODE: 2}) == ["decode-0"]
+    await crew.until(lambda: crew.ended == ["decode-0"])
+    await crew.until(lambda: crew.names[Role.DECODE] == ["decode-1", "decode-0"])
+    await scaling.stop()
+
+
+async def test_a_worker_that_was_ended_is_forgotten_at_once_and_its_next_life_isn_t(
+    fleet: Fleet, crew: ListedCrew, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    scaling = Scaling(fleet, crew, drain_s=1.0)
+    scaling.scale({Role.DECODE: 2})
+    gone = fleet.change()
+    await crew.until(lambda: crew.ended == ["decode-0"])
+    await gone
+    assert [life.worker for life in fleet.lives()] == ["decode-1"]
+    assert "decode-0 has ended" in caplog.text
+    fleet.register(replace(decode_worker("decode-0"), life=make_life("decode-0", 2)), make_load())
+    fleet.forget(make_life("decode-0"))
+    assert {life.worker for life in fleet.lives()} == {"decode-0", "decode-1"}
+    await scaling.stop()
+
+
 class DeafPorts:
     """A transport to workers that don't answer."""
 
@@ -139,9 +210,7 @@ class DeafPorts:
 async def test_one_that_doesn_t_answer_isn_t_ended_while_it_has_requests(crew: ListedCrew) -> None:
     ports = DeafPorts()
     fleet = Fleet(cast("Transport", ports), ManualClock(), Metrics("x"))
-    worker = RegisteredWorker(
-        life=make_life("decode-1"), role=Role.DECODE, endpoint="h:1", contract=make_contract(), pid=1
-    )
+    worker = decode_worker("decode-1")
     fleet.register(worker, make_load())
     fleet.assign([worker.life], +1)
     scaling = Scaling(fleet, crew, drain_s=3600.0)
