@@ -10,11 +10,16 @@ from tests.cluster.clusters import demo
 
 pytestmark = pytest.mark.timeout(300)
 MIXED = [
-    ("key_state=rotated", "key_state=raw"),
-    ("key_state=raw,axis_order=HND", "key_state=rotated,axis_order=NHD"),
-    ("block_size=24", "block_size=16,axis_order=HND"),
+    pytest.param("key_state=rotated", "key_state=raw", marks=pytest.mark.acceptance),
+    pytest.param(
+        "key_state=raw,axis_order=HND",
+        "key_state=rotated,axis_order=NHD",
+        marks=pytest.mark.acceptance,
+    ),
+    pytest.param("block_size=24", "block_size=16,axis_order=HND", marks=pytest.mark.acceptance),
     ("key_state=raw,axis_order=NHD,block_size=16", "key_state=rotated,axis_order=HND,block_size=24"),
 ]
+"""The last differs in every way; the others run with the long lists."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,7 @@ def test_mixed_caches_convert_to_the_tokens_of_the_unconverted_run(
     assert len(report["plan"]) == len(report["differences"])
 
 
+@pytest.mark.acceptance
 def test_another_theta_is_refused_with_one_difference(unconverted: dict[str, Any]) -> None:
     code, report = demo("--decode-override", "rope_theta=10000")
     assert code == 20
