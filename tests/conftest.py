@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import threading
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(tests).parts[0]
         if folder in FOLDERS:
             item.add_marker(folder)
+
+
+def pytest_collection_finish() -> None:
+    """Takes modules and collected tests out of the garbage collector's sight, which finds nothing there."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
