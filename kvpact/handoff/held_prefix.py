@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvpact.contract.content_identity import ContentId, NameMaker, landed_passage
 from kvpact.contract.contract import Contract
@@ -16,7 +16,6 @@ from kvpact.handoff.chunks import tokens_before
 from kvpact.handoff.handoff_table import HeldHandoff
 from kvpact.handoff.messages import HandoffTerms
 from kvpact.handoff.pairing import Judged
-from kvpact.handoff.session import Session
 from kvpact.handoff.terms import positions_of, required_positions
 from kvpact.kvcache.cached_block import CachedBlock, Reuse, reach_of_prefix
 from kvpact.types import ContractDigest, Exactness
@@ -62,18 +61,23 @@ class HeldPrefixes:
         """The whole blocks that a handoff landed, for the pool to keep."""
         held = handoff.reservation.held_prefix_tokens // self._block_size
         writer_size = handoff.judged.contract.layout.block_size
+        landed_alike = handoff.session.landed_alike()
         for index in range(held, len(handoff.names)):
             start = index * self._block_size // writer_size
             stop = -(-(index + 1) * self._block_size // writer_size)
             yield CachedBlock(
                 name=handoff.names[index],
                 block=handoff.blocks[index],
-                whole_groups=self._whole_groups(handoff.session, start, stop),
+                whole_groups=self._whole_groups(landed_alike, start, stop),
                 origins=frozenset({handoff.terms.writer}),
             )
 
-    def _whole_groups(self, session: Session, start: int, stop: int) -> frozenset[int]:
+    def _whole_groups(
+        self, landed_alike: Mapping[int, frozenset[int]], start: int, stop: int
+    ) -> frozenset[int]:
         """The reader's groups whose layers all got the writer's blocks [start, stop)."""
-        layers = session.layers_with(start, stop)
+        blocks = (1 << stop) - (1 << start)
+        whole = (layers for landed, layers in landed_alike.items() if landed & blocks == blocks)
+        layers = frozenset[int]().union(*whole)
         groups = enumerate(self._reader.layer_groups)
         return frozenset(index for index, group in groups if layers.issuperset(group.layers))

@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 SLOTS = 4
 """Chunks of one handoff in the writer's staging: one on its way, those that are made ahead, one spare."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.0002, 0.005
-STOP_WITHIN_S = 5.0
 RETRY_AFTER_S = 1.0
 Sleep = Callable[[float], Awaitable[None]]
 

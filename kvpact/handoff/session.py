@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -114,11 +115,12 @@ class Session:
                 param="commit.first_computed_tokens",
             )
 
-    def layers_with(self, start: int, stop: int) -> frozenset[int]:
-        """Layers of which all the writer's blocks [start, stop) landed."""
-        blocks = (1 << stop) - (1 << start)
-        layers = zip(self.expected.layers, self.landed, strict=True)
-        return frozenset(entry.layer for entry, landed in layers if landed & blocks == blocks)
+    def landed_alike(self) -> dict[int, frozenset[int]]:
+        """Layers that got the same of the writer's blocks, by these blocks as bits; mostly one set."""
+        alike: dict[int, set[int]] = defaultdict(set)
+        for entry, landed in zip(self.expected.layers, self.landed, strict=True):
+            alike[landed].add(entry.layer)
+        return {landed: frozenset(layers) for landed, layers in alike.items()}
 
     def _holes(self) -> str:
         """What the first layer lacks that isn't whole, for people; empty where nothing is missing."""
